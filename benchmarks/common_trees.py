@@ -285,8 +285,8 @@ def measure(key: KernelKey, size: tuple[int, ...], trees: list[str], results: An
             continue
         sets = [operands_of(case) for _ in range(set_count(sum(array.bytes for array in case.arrays), device))]
         found = []
-        for side, one in (("alone", case.alone), ("common", case.key)):
-            plan = plan_of(case, one, device, sets[0][0])
+        for side, kernel in (("alone", case.alone), ("common", case.key)):
+            plan = plan_of(case, kernel, device, sets[0][0])
 
             def call(arrays: list[Any], plan: Plan = plan) -> object:
                 return plan(*arrays)
@@ -349,8 +349,8 @@ def main() -> int:
     compile_ahead((key for case in found for key in (case.alone, case.key)), device, arguments.jobs)
     sizes = list(dict.fromkeys((case.key, case.size) for case in found))
 
-    def measured(one: tuple[KernelKey, tuple[int, ...]]) -> None:
-        measure(*one, arguments.trees, results, device, arguments.rounds)
+    def measured(group: tuple[KernelKey, tuple[int, ...]]) -> None:
+        measure(*group, arguments.trees, results, device, arguments.rounds)
 
     results.run(sizes, measured, arguments.seconds)
     ratios = sorted(row["ratio"] for row in results.rows)

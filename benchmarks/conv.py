@@ -139,7 +139,7 @@ def operand_sets(case: Case, device: devices.Device) -> list[Operands]:
     ]
 
 
-def our_problem(case: Case, one: Operands) -> ConvProblem:
+def our_problem(case: Case, arrays: Operands) -> ConvProblem:
     """The problem as kernels are chosen for it."""
 
     def spec(tensor: torch.Tensor) -> MatrixSpec:
@@ -149,10 +149,10 @@ def our_problem(case: Case, one: Operands) -> ConvProblem:
     return ConvProblem(
         op=OPS[case.op],
         geometry=case.geometry,
-        a=spec(one.a),
-        b=spec(one.b),
+        a=spec(arrays.a),
+        b=spec(arrays.b),
         c=None,
-        d=spec(one.out),
+        d=spec(arrays.out),
         bias=None,
         activation=None,
         math=math_mode(case.dtype, "tf32" if case.kind == "tf32" else None),
@@ -169,7 +169,7 @@ def torch_call(case: Case) -> Call:
         return tensor.permute(0, 3, 1, 2)
 
     if case.op == "fprop":
-        return lambda one: torch.nn.functional.conv2d(channels_last(one.a), channels_last(one.b), None, **how)
+        return lambda arrays: torch.nn.functional.conv2d(channels_last(arrays.a), channels_last(arrays.b), None, **how)
     # With real tensors for what only says the shape: the stand-ins of torch.nn.grad are not channels-last, and cuDNN
     # would be timed together with conversions of the layout.
     dgrad = case.op == "dgrad"
@@ -177,8 +177,8 @@ def torch_call(case: Case) -> Call:
     spare = channels_last(torch.empty(shape, dtype=torch_dtype(case.dtype), device="cuda"))
     geometry = [list(pair) for pair in (how["stride"], how["padding"], g.dilation)]
 
-    def backward(one: Operands) -> Any:
-        dy, other = channels_last(one.a), channels_last(one.b)
+    def backward(arrays: Operands) -> Any:
+        dy, other = channels_last(arrays.a), channels_last(arrays.b)
         x, w = (spare, other) if dgrad else (other, spare)
         found = torch.ops.aten.convolution_backward(
             dy, x, w, None, *geometry, False, [0, 0], g.groups, [dgrad, not dgrad, False]
@@ -188,12 +188,12 @@ def torch_call(case: Case) -> Call:
     return backward
 
 
-def difference(case: Case, plan: Any, one: Operands) -> float:
+def difference(case: Case, plan: Any, arrays: Operands) -> float:
     """The largest difference between both results, relative to the largest value: a check that they do the same."""
-    plan(one.a, one.b, out=one.out)
-    theirs = torch_call(case)(one)
+    plan(arrays.a, arrays.b, out=arrays.out)
+    theirs = torch_call(case)(arrays)
     wide = theirs.permute(0, 2, 3, 1).float()
-    return float((one.out.float() - wide).abs().max() / wide.abs().max())
+    return float((arrays.out.float() - wide).abs().max() / wide.abs().max())
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -206,7 +206,10 @@ def compare(case: Case, device: devices.Device, rounds: int) -> dict[str, Any]:
     torch.backends.cudnn.allow_tf32 = case.kind == "tf32"
     problem = our_problem(case, sets[0])
     plan = conv_plan.make(problem, like=sets[0].a)
-    calls: dict[str, Call] = {"ours": lambda one: plan(one.a, one.b, out=one.out), "torch": torch_call(case)}
+    calls: dict[str, Call] = {
+        "ours": lambda arrays: plan(arrays.a, arrays.b, out=arrays.out),
+        "torch": torch_call(case),
+    }
     row = compared(calls, sets, rounds, case.flops)
     return {
         **_facts(case),
@@ -256,7 +259,7 @@ def all_cells(case: Case, device: devices.Device, near: float) -> list[dict[str,
         rows.append(row)
         try:
             plan = conv_plan.make(problem, like=sets[0].a, candidate=candidate)
-            elapsed = timed(lambda one, plan=plan: plan(one.a, one.b, out=one.out), sets, CELL_SECONDS)  # type: ignore[misc]
+            elapsed = timed(lambda arrays, plan=plan: plan(arrays.a, arrays.b, out=arrays.out), sets, CELL_SECONDS)  # type: ignore[misc]
         except ac.CutlassError as error:
             row["us"], row["problem"] = None, f"{type(error).__name__}: {error}"
             continue

@@ -105,7 +105,7 @@ class Product:
             *(self._description, first, second, result, result, preference, CANDIDATES, results, ctypes.byref(found)),
         )
         check("cublasLtMatmulPreferenceDestroy", preference)
-        self.candidates = [one for one in results[: found.value] if one.state == 0]
+        self.candidates = [result for result in results[: found.value] if result.state == 0]
         if not self.candidates:
             raise RuntimeError("cublasLt has no candidate")
 
@@ -127,15 +127,15 @@ class Product:
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, candidate: int = 0) -> None:
         """Launches a candidate on the current stream."""
-        one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+        alpha, beta = ctypes.c_float(1.0), ctypes.c_float(0.0)
         first, second, result = self._layouts
         self._library._check(  # noqa: SLF001
             "cublasLtMatmul",
             self._library._handle,  # noqa: SLF001
             self._description,
-            ctypes.byref(one),
+            ctypes.byref(alpha),
             *(ctypes.c_void_p(b.data_ptr()), first, ctypes.c_void_p(a.data_ptr()), second),
-            ctypes.byref(zero),
+            ctypes.byref(beta),
             *(ctypes.c_void_p(out.data_ptr()), result, ctypes.c_void_p(out.data_ptr()), result),
             ctypes.byref(self.candidates[candidate].algorithm),
             ctypes.c_void_p(self._library._workspace.data_ptr()),  # noqa: SLF001
@@ -161,7 +161,7 @@ class Product:
 
     def call(self, index: int = 0) -> Call:
         """A candidate, as a side of a comparison."""
-        return lambda one: self(one.a, one.b, one.out, index)
+        return lambda arrays: self(arrays.a, arrays.b, arrays.out, index)
 
     def close(self) -> None:
         """Frees the descriptors."""

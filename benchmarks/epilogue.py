@@ -285,34 +285,38 @@ def our_call(case: Case) -> Call:
     """The product with what follows, as `gemm` is called for it."""
     fusion = FUSIONS[case.fusion]
     how: dict[str, Any] = {"activation": fusion.activation} if fusion.build is None else {"epilogue": case.tree}
-    return lambda one: ac.gemm(one.a, one.b, out=one.out, **how, **one.scales, **one.inputs, **one.outputs)
+    return lambda arrays: ac.gemm(
+        arrays.a, arrays.b, out=arrays.out, **how, **arrays.scales, **arrays.inputs, **arrays.outputs
+    )
 
 
-def our_plain(one: Operands) -> Any:
+def our_plain(arrays: Operands) -> Any:
     """The product alone, by the best kernel of the matrix whatever the table has, as that of the fusion is."""
-    return ac.gemm(one.a, one.b, out=one.plain, backend="jit", **one.scales)
+    return ac.gemm(arrays.a, arrays.b, out=arrays.plain, backend="jit", **arrays.scales)
 
 
 def torch_call(side: str, function: Callable[..., Any]) -> Call:
     """A function of PyTorch, whose results stay as long as the operands do."""
 
-    def call(one: Operands) -> None:
-        inputs = {} if function is product else one.inputs
-        one.kept[side] = function(one.a, one.b, **one.scales, **inputs)
+    def call(arrays: Operands) -> None:
+        inputs = {} if function is product else arrays.inputs
+        arrays.kept[side] = function(arrays.a, arrays.b, **arrays.scales, **inputs)
 
     return call
 
 
-def plan_of(case: Case, one: Operands) -> Plan:
+def plan_of(case: Case, arrays: Operands) -> Plan:
     """The plan that `gemm` makes: it tells which kernel that is, which is compiled by then."""
-    problem = GemmProblem(a=fp8.spec(one.a), b=fp8.spec(one.b), c=None, d=fp8.spec(one.out), math="default", device=0)
+    problem = GemmProblem(
+        a=fp8.spec(arrays.a), b=fp8.spec(arrays.b), c=None, d=fp8.spec(arrays.out), math="default", device=0
+    )
     scales = scaled.NO_SCALES
-    if one.scales:
-        specs = [fp8.spec(scale) for scale in one.scales.values()]
+    if arrays.scales:
+        specs = [fp8.spec(scale) for scale in arrays.scales.values()]
         forms = scale_forms(problem, *specs)
         scales = Scales(*(Scale(spec.shape, spec.strides, form) for spec, form in zip(specs, forms, strict=True)))
-    views = {name: operands.as_operand(array) for name, array in {**one.inputs, **one.outputs}.items()}
-    return scaled.make(problem, scales, fused.fusion_of(case.tree, views), like=one.a)
+    views = {name: operands.as_operand(array) for name, array in {**arrays.inputs, **arrays.outputs}.items()}
+    return scaled.make(problem, scales, fused.fusion_of(case.tree, views), like=arrays.a)
 
 
 def compile_ahead(cases: Sequence[Case], device: devices.Device, jobs: int, mode: str | None) -> None:
@@ -321,7 +325,7 @@ def compile_ahead(cases: Sequence[Case], device: devices.Device, jobs: int, mode
     What fails says so again when its case comes.
     """
     start = time.perf_counter()
-    ones = [operand_sets(case, device, at_most=1)[0] for case in cases]
+    firsts = [operand_sets(case, device, at_most=1)[0] for case in cases]
 
     def compiled(case: Case, make: Callable[[], object]) -> str:
         try:
@@ -332,24 +336,24 @@ def compile_ahead(cases: Sequence[Case], device: devices.Device, jobs: int, mode
 
     with ThreadPoolExecutor(jobs) as pool:
         tasks = []
-        for case, one in zip(cases, ones, strict=True):
-            tasks.append(pool.submit(compiled, case, functools.partial(plan_of, case, one)))
-            tasks.append(pool.submit(compiled, case, functools.partial(our_plain, one)))
-        for case, one in zip(cases, ones, strict=True):
-            by_torch(case, one, mode)
+        for case, arrays in zip(cases, firsts, strict=True):
+            tasks.append(pool.submit(compiled, case, functools.partial(plan_of, case, arrays)))
+            tasks.append(pool.submit(compiled, case, functools.partial(our_plain, arrays)))
+        for case, arrays in zip(cases, firsts, strict=True):
+            by_torch(case, arrays, mode)
         for failure in filter(None, (task.result() for task in tasks)):
             print(failure)
     torch.cuda.empty_cache()
     print(f"the kernels of {len(cases)} cases are there after {time.perf_counter() - start:.0f} s", flush=True)
 
 
-def by_torch(case: Case, one: Operands, mode: str | None) -> tuple[Call | None, str]:
+def by_torch(case: Case, arrays: Operands, mode: str | None) -> tuple[Call | None, str]:
     """The call that `torch.compile` makes of a case, or the reason why it makes none."""
     # Shapes of other cases would count as recompilations.
     torch._dynamo.reset()  # noqa: SLF001 - it has no public name
     compiled = torch_call("compiled", torch.compile(FUSIONS[case.fusion].unfused, dynamic=False, mode=mode))
     try:
-        compiled(one)
+        compiled(arrays)
         torch.cuda.synchronize()
     except (RuntimeError, OSError, ImportError) as error:
         return None, f"{type(error).__name__}: {str(error).strip()}"[:400]
@@ -391,10 +395,10 @@ def compare(case: Case, device: devices.Device, rounds: int, mode: str | None) -
     return row | compared(calls, sets, rounds, case.flops)
 
 
-def difference(one: Operands) -> float:
+def difference(arrays: Operands) -> float:
     """Of D by both, in norm, relative to PyTorch's."""
-    theirs = one.kept["torch"]
-    return apart(one.out, theirs[0] if isinstance(theirs, tuple) else theirs)
+    theirs = arrays.kept["torch"]
+    return apart(arrays.out, theirs[0] if isinstance(theirs, tuple) else theirs)
 
 
 SIDES = ("plain", "torch", "compiled", "torch_plain")

@@ -55,7 +55,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as cache:
         runs = [run(arguments.pack, cache) for _ in range(arguments.runs)]
     deliver({"date": now(), "machine": machine(), "runs": runs}, arguments.out)
-    return int(any("error" in one for one in runs))
+    return int(any("error" in run for run in runs))
 
 
 if __name__ == "__main__":

@@ -174,7 +174,7 @@ def score(rows: Sequence[Row]) -> Score:
         if off:
             mean = statistics.fmean(off)
             errors += map(abs, off)
-            spreads += [abs(one - mean) for one in off]
+            spreads += [abs(error - mean) for error in off]
     ordered = sorted(regrets)
     p95 = ordered[int(0.95 * (len(ordered) - 1))]
     return Score(statistics.fmean(regrets), p95, statistics.fmean(spreads), statistics.fmean(errors))

@@ -163,13 +163,13 @@ def spec(tensor: torch.Tensor) -> MatrixSpec:
     return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, "a tensor"), view.alignment)
 
 
-def problem_of(case: Case, one: Operands) -> tuple[GemmProblem, Scales | None]:
+def problem_of(case: Case, arrays: Operands) -> tuple[GemmProblem, Scales | None]:
     """The problem as kernels are chosen for it, and its scales."""
     math_mode = "fast" if case.fast else "default"
-    problem = GemmProblem(a=spec(one.a), b=spec(one.b), c=None, d=spec(one.out), math=math_mode, device=0)
-    if one.scale_a is None or one.scale_b is None:
+    problem = GemmProblem(a=spec(arrays.a), b=spec(arrays.b), c=None, d=spec(arrays.out), math=math_mode, device=0)
+    if arrays.scale_a is None or arrays.scale_b is None:
         return problem, None
-    specs = spec(one.scale_a), spec(one.scale_b)
+    specs = spec(arrays.scale_a), spec(arrays.scale_b)
     forms = scale_forms(problem, *specs)
     scales = Scales(*(Scale(s.shape, s.strides, form) for s, form in zip(specs, forms, strict=True)))
     return scaled.problem_of(problem, scales), scales
@@ -183,9 +183,9 @@ def our_call(problem: GemmProblem, scales: Scales | None, choice: GemmCandidate,
     """
     if scales is None:
         plan = from_candidate(problem, choice, PlanOptions(like=like))
-        return lambda one: plan(one.a, one.b, out=one.out)
+        return lambda arrays: plan(arrays.a, arrays.b, out=arrays.out)
     made = scaled.from_candidate(choice, scales, how=PlanOptions(like=like))
-    return lambda one: made(one.a, one.b, one.scale_a, one.scale_b, one.out)
+    return lambda arrays: made(arrays.a, arrays.b, arrays.scale_a, arrays.scale_b, arrays.out)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -196,8 +196,8 @@ def torch_calls(case: Case) -> Iterator[tuple[str, Call]]:
     """The ways in which PyTorch may have this product, by name."""
     options = {"out_dtype": torch.bfloat16, "use_fast_accum": case.fast}
 
-    def first(one: Operands) -> object:
-        return torch._scaled_mm(one.a, one.b, one.scale_a, one.scale_b, **options, out=one.out)  # noqa: SLF001
+    def first(arrays: Operands) -> object:
+        return torch._scaled_mm(arrays.a, arrays.b, arrays.scale_a, arrays.scale_b, **options, out=arrays.out)  # noqa: SLF001
 
     yield "torch._scaled_mm", first
     newer = getattr(torch.nn.functional, "scaled_mm", None)
@@ -210,9 +210,9 @@ def torch_calls(case: Case) -> Iterator[tuple[str, Call]]:
         "block": (kinds.BlockWise1x128, kinds.BlockWise128x128),
     }[case.scaling]
 
-    def second(one: Operands) -> object:
+    def second(arrays: Operands) -> object:
         return newer(
-            one.a, one.b, one.scale_a, recipes[0], one.scale_b, recipes[1],
+            arrays.a, arrays.b, arrays.scale_a, recipes[0], arrays.scale_b, recipes[1],
             output_dtype=torch.bfloat16, use_fast_accum=case.fast,
         )  # fmt: skip
 
@@ -287,8 +287,8 @@ def lacking(cases: Sequence[Case], device: devices.Device) -> Iterator[KernelKey
     """The kernels that the cases need and the table lacks."""
     for case in cases:
         tiny = dataclasses.replace(case, m=2 * BLOCK, n=2 * BLOCK, k=2 * BLOCK)
-        one = operand_sets(tiny, dataclasses.replace(device, l2_bytes=0))[0]
-        yield from (found.key for found in eligible(problem_of(tiny, one)[0], device) if found.info is None)
+        arrays = operand_sets(tiny, dataclasses.replace(device, l2_bytes=0))[0]
+        yield from (found.key for found in eligible(problem_of(tiny, arrays)[0], device) if found.info is None)
 
 
 def measure_all(case: Case, device: devices.Device, near: float, seconds: float) -> list[dict[str, Any]]:

@@ -164,21 +164,21 @@ def operand_sets(case: Case, device: devices.Device) -> list[Operands]:
     ]
 
 
-def our_problem(case: Case, one: Operands) -> GemmProblem:
+def our_problem(case: Case, arrays: Operands) -> GemmProblem:
     """The problem as kernels are chosen for it."""
 
     def spec(tensor: torch.Tensor) -> MatrixSpec:
         view = operands.as_operand(tensor)
         return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, "a tensor"), view.alignment)
 
-    return GemmProblem(a=spec(one.a), b=spec(one.b), c=None, d=spec(one.out), math=case.math, device=0)
+    return GemmProblem(a=spec(arrays.a), b=spec(arrays.b), c=None, d=spec(arrays.out), math=case.math, device=0)
 
 
 def torch_call(case: Case) -> Call:
     """The same product by PyTorch."""
     if case.dtype is D.I8:
-        return lambda one: torch._int_mm(one.a, one.b, out=one.out)  # noqa: SLF001 - its only int8 product
-    return lambda one: torch.matmul(one.a, one.b, out=one.out)
+        return lambda arrays: torch._int_mm(arrays.a, arrays.b, out=arrays.out)  # noqa: SLF001 - its only int8 product
+    return lambda arrays: torch.matmul(arrays.a, arrays.b, out=arrays.out)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -190,7 +190,10 @@ def compare(case: Case, device: devices.Device, rounds: int) -> dict[str, Any]:
     sets = operand_sets(case, device)
     torch.set_float32_matmul_precision("high" if case.precision == "tf32" else "highest")
     plan = make(our_problem(case, sets[0]), like=sets[0].a)
-    calls: dict[str, Call] = {"ours": lambda one: plan(one.a, one.b, out=one.out), "torch": torch_call(case)}
+    calls: dict[str, Call] = {
+        "ours": lambda arrays: plan(arrays.a, arrays.b, out=arrays.out),
+        "torch": torch_call(case),
+    }
     return {
         "shape": [case.m, case.n, case.k],
         "dtype": case.kind,
@@ -260,7 +263,7 @@ def sweep(case: Case, device: devices.Device, near: float, seconds: float) -> li
         rows.append(row)
         try:
             plan = from_candidate(problem, choice, PlanOptions(like=sets[0].a))
-            elapsed = timed(lambda one: plan(one.a, one.b, out=one.out), sets, seconds)
+            elapsed = timed(lambda arrays: plan(arrays.a, arrays.b, out=arrays.out), sets, seconds)
         except ac.UnsupportedError as error:
             row["us"], row["problem"] = None, str(error)
             return math.inf

@@ -141,7 +141,7 @@ def fastest(problem: GemmProblem, sets: Sequence[Operands], device: devices.Devi
     launch options; the fastest few and the model's choice are timed again in alternation.
     """
     search = GemmSearch(problem, device)
-    candidates = [one for one in select.rank(search) if one.key.arch is device.arch]
+    candidates = [candidate for candidate in select.rank(search) if candidate.key.arch is device.arch]
     plans: list[Plan] = []
     bursts: dict[int, Burst] = {}
 
@@ -167,7 +167,7 @@ def fastest(problem: GemmProblem, sets: Sequence[Operands], device: devices.Devi
 
 
 def _planned(plan: Plan) -> Call:
-    return lambda one: plan(one.a, one.b, out=one.out)
+    return lambda arrays: plan(arrays.a, arrays.b, out=arrays.out)
 
 
 def bound_weights(shape: Shape, case: Case, sets: Sequence[Operands]) -> Call:
@@ -180,8 +180,8 @@ def bound_weights(shape: Shape, case: Case, sets: Sequence[Operands]) -> Call:
         layout_b=row if case.layouts[1] == "r" else column,
     )
     plan = ac.plan(request)
-    bound = {one.b.data_ptr(): ac.BoundPlan(plan, one.b) for one in sets}
-    return lambda one: bound[one.b.data_ptr()](one.a, out=one.out)
+    bound = {arrays.b.data_ptr(): ac.BoundPlan(plan, arrays.b) for arrays in sets}
+    return lambda arrays: bound[arrays.b.data_ptr()](arrays.a, out=arrays.out)
 
 
 def by_triton() -> Call:
@@ -191,7 +191,7 @@ def by_triton() -> Call:
     config.max_autotune_gemm_backends = "TRITON"
     torch._dynamo.reset()  # noqa: SLF001 - shapes of other cases would count as recompilations
     compiled = torch.compile(torch.matmul, mode="max-autotune-no-cudagraphs", dynamic=False)
-    return lambda one: compiled(one.a, one.b)
+    return lambda arrays: compiled(arrays.a, arrays.b)
 
 
 @dataclass
@@ -228,7 +228,7 @@ def compare(
     plan = make(problem, like=sets[0].a, backend=sides.backend)
     calls: dict[str, Call] = {
         "ours": _planned(plan),
-        "torch": lambda one: torch.matmul(one.a, one.b, out=one.out),
+        "torch": lambda arrays: torch.matmul(arrays.a, arrays.b, out=arrays.out),
     }
     found: dict[str, Any] = {"difference": relative_difference(calls, sets[0])}
     if sides.invariant:

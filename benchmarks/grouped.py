@@ -158,7 +158,9 @@ class Operands:
     @property
     def given(self) -> list[torch.Tensor]:
         """In the order of a plan's slots."""
-        return [one for one in (self.a, self.b, self.offsets, self.scale_a, self.scale_b, self.out) if one is not None]
+        return [
+            array for array in (self.a, self.b, self.offsets, self.scale_a, self.scale_b, self.out) if array is not None
+        ]
 
 
 def operand_set(case: Case) -> Operands:
@@ -204,15 +206,15 @@ def spec(tensor: torch.Tensor) -> MatrixSpec:
     return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, "a tensor"), view.alignment)
 
 
-def problem_of(case: Case, one: Operands) -> GroupedProblem:
+def problem_of(case: Case, arrays: Operands) -> GroupedProblem:
     """The problem as kernels are chosen for it."""
     problem = GroupedProblem(
-        form=case.form, groups=len(case.sizes), a=(spec(one.a),), b=(spec(one.b),), c=(), d=(spec(one.out),),
+        form=case.form, groups=len(case.sizes), a=(spec(arrays.a),), b=(spec(arrays.b),), c=(), d=(spec(arrays.out),),
         counted=False, math="fast" if case.fast else "default", device=0,
     )  # fmt: skip
-    if one.scale_a is None or one.scale_b is None:
+    if arrays.scale_a is None or arrays.scale_b is None:
         return problem
-    specs = spec(one.scale_a), spec(one.scale_b)
+    specs = spec(arrays.scale_a), spec(arrays.scale_b)
     forms = scale_forms(case.form, problem.groups, [problem.extents], *([tuple(s.shape)] for s in specs))
     scales = [GroupScale((s,), form) for s, form in zip(specs, forms, strict=True)]
     return dataclasses.replace(problem, scale_a=scales[0], scale_b=scales[1])
@@ -220,7 +222,7 @@ def problem_of(case: Case, one: Operands) -> GroupedProblem:
 
 def our_call(plan: Plan) -> Call:
     """A function that launches a plan on a set of operands."""
-    return lambda one: plan(*one.given)
+    return lambda arrays: plan(*arrays.given)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -230,15 +232,15 @@ def our_call(plan: Plan) -> Call:
 def torch_calls(case: Case) -> Iterator[tuple[str, Call]]:
     """The ways in which PyTorch may have this product, by name; the first that works is taken."""
     if not case.fp8:
-        yield "torch._grouped_mm", lambda one: torch._grouped_mm(one.a, one.b, offs=one.offsets)  # noqa: SLF001
+        yield "torch._grouped_mm", lambda arrays: torch._grouped_mm(arrays.a, arrays.b, offs=arrays.offsets)  # noqa: SLF001
         return
     options = {"use_fast_accum": case.fast}
     if not case.blocks:
         # Scales of rows and of columns are given without their dimension of one.
         yield (
             "torch._scaled_grouped_mm",
-            lambda one: torch._scaled_grouped_mm(  # noqa: SLF001
-                one.a, one.b, one.scale_a.squeeze(-1), one.scale_b.squeeze(-2), offs=one.offsets,
+            lambda arrays: torch._scaled_grouped_mm(  # noqa: SLF001
+                arrays.a, arrays.b, arrays.scale_a.squeeze(-1), arrays.scale_b.squeeze(-2), offs=arrays.offsets,
                 out_dtype=torch.bfloat16, **options,
             ),
         )  # fmt: skip
@@ -246,9 +248,9 @@ def torch_calls(case: Case) -> Iterator[tuple[str, Call]]:
     functional: Any = torch.nn.functional
     yield (
         "torch.nn.functional.scaled_grouped_mm",
-        lambda one: functional.scaled_grouped_mm(
-            one.a, one.b, one.scale_a, functional.ScalingType.BlockWise1x128, one.scale_b,
-            functional.ScalingType.BlockWise128x128, offs=one.offsets, output_dtype=torch.bfloat16, **options,
+        lambda arrays: functional.scaled_grouped_mm(
+            arrays.a, arrays.b, arrays.scale_a, functional.ScalingType.BlockWise1x128, arrays.scale_b,
+            functional.ScalingType.BlockWise128x128, offs=arrays.offsets, output_dtype=torch.bfloat16, **options,
         ),
     )  # fmt: skip
     yield "a loop of torch.nn.functional.scaled_mm", _loop(case)
@@ -261,19 +263,19 @@ def _loop(case: Case) -> Call:
     stops = list(itertools.accumulate(case.sizes))
     bounds = [(g, start, stop) for g, (start, stop) in enumerate(zip([0, *stops[:-1]], stops, strict=True))]
 
-    def call(one: Operands) -> object:
-        if one.scale_a is None or one.scale_b is None:
+    def call(arrays: Operands) -> object:
+        if arrays.scale_a is None or arrays.scale_b is None:
             raise ValueError("block scales are arrays")
-        if id(one) not in kept:
-            kept[id(one)] = [one.scale_a[start:stop].t().contiguous().t() for _, start, stop in bounds]
+        if id(arrays) not in kept:
+            kept[id(arrays)] = [arrays.scale_a[start:stop].t().contiguous().t() for _, start, stop in bounds]
         for g, start, stop in bounds:
             if start == stop:
                 continue
-            one.out[start:stop] = functional.scaled_mm(
-                one.a[start:stop], one.b[g], kept[id(one)][g], functional.ScalingType.BlockWise1x128, one.scale_b[g],
-                functional.ScalingType.BlockWise128x128, output_dtype=torch.bfloat16,
+            arrays.out[start:stop] = functional.scaled_mm(
+                arrays.a[start:stop], arrays.b[g], kept[id(arrays)][g], functional.ScalingType.BlockWise1x128,
+                arrays.scale_b[g], functional.ScalingType.BlockWise128x128, output_dtype=torch.bfloat16,
             )  # fmt: skip
-        return one.out
+        return arrays.out
 
     return call
 
@@ -309,8 +311,8 @@ def compare(case: Case, device: devices.Device, rounds: int, backend: str) -> di
         # With another product than ours there is nothing to compare. (NaN is no agreement either.)
         if row["difference"] <= AGREEMENT:
             calls["torch"] = call
-            for one in sets[1:]:  # the preparations of a first call must not be captured
-                call(one)
+            for arrays in sets[1:]:  # the preparations of a first call must not be captured
+                call(arrays)
         else:
             refused.append(f"{name}: its result differs from ours by {row['difference']} of its norm")
     return row | compared(calls, sets, rounds, case.flops)
@@ -342,9 +344,9 @@ def lacking(cases: Sequence[Case], device: devices.Device, backend: str, *, ever
     for case in cases:
         # Kernels are chosen by extents, so these are the case's own, without its memory.
         served = eligible(_without_memory(case), device)
-        built = backend == "auto" and any(one.info is not None for one in served)
+        built = backend == "auto" and any(candidate.info is not None for candidate in served)
         wanted = served if every else ([] if built else served[:1])
-        yield from (one.key for one in wanted if one.info is None)
+        yield from (candidate.key for candidate in wanted if candidate.info is None)
 
 
 def _without_memory(case: Case) -> GroupedProblem:

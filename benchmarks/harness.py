@@ -166,10 +166,10 @@ def fastest_first(bursts: Mapping[T, Burst], first: T | None = None) -> list[T]:
     """Candidates by time: all by one burst, the fastest few, and `first`, again in alternation."""
     once = {candidate: burst.time() for candidate, burst in bursts.items()}
     order = sorted(once, key=once.__getitem__)
-    finalists = order[:FINALISTS] + [one for one in order[FINALISTS:] if one == first]
-    times = alternated({one: bursts[one] for one in finalists}, 3, pause=QUICK_SECONDS)
-    finalists.sort(key=lambda one: statistics.median(times[one]))
-    return finalists + [one for one in order if one not in finalists]
+    finalists = order[:FINALISTS] + [candidate for candidate in order[FINALISTS:] if candidate == first]
+    times = alternated({candidate: bursts[candidate] for candidate in finalists}, 3, pause=QUICK_SECONDS)
+    finalists.sort(key=lambda candidate: statistics.median(times[candidate]))
+    return finalists + [candidate for candidate in order if candidate not in finalists]
 
 
 def compared(

@@ -163,7 +163,7 @@ def lookups(key: KernelKey, rounds: int) -> dict[str, Any]:
         "kernel": key.name,
         "disk": median(disk),
         "disk_slowest": round(max(disk), 5),
-        "fresh": {step: median([one[step] for one in ran]) for step in ran[0]},
+        "fresh": {step: median([run[step] for run in ran]) for step in ran[0]},
         "memory": float(f"{memory:.4g}"),
     }
 
@@ -264,7 +264,7 @@ def on_gpu(rounds: int) -> list[dict[str, Any]]:
                 "plan": plans(key, rounds),
                 "launch": launches(key, rounds),
                 "fresh": {
-                    backend: {step: median([one[step] for one in ran]) for step in ran[0]}
+                    backend: {step: median([run[step] for run in ran]) for step in ran[0]}
                     for backend, ran in first.items()
                 },
             }
@@ -280,7 +280,7 @@ def on_gpu(rounds: int) -> list[dict[str, Any]]:
 class Line:
     """A measurement beside what it may be and should be, all in seconds; without one, a heading."""
 
-    what: str
+    figure: str
     measured: float | None = None
     limit: float | None = None
     aim: float | None = None
@@ -291,9 +291,9 @@ class Line:
         return None if self.limit is None or self.measured is None else self.measured <= self.limit
 
     def __str__(self) -> str:
-        columns = [self.what, amount(self.measured), amount(self.limit), amount(self.aim)]
-        verdict = {None: "", True: "kept", False: "EXCEEDED"}[self.ok]
-        return "{:<50}{:>10}{:>10}{:>10}  {}".format(*columns, verdict).rstrip()
+        columns = [self.figure, amount(self.measured), amount(self.limit), amount(self.aim)]
+        state = {None: "", True: "kept", False: "EXCEEDED"}[self.ok]
+        return "{:<50}{:>10}{:>10}{:>10}  {}".format(*columns, state).rstrip()
 
 
 def amount(seconds: float | None) -> str:

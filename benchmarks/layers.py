@@ -70,12 +70,12 @@ def swiglu(m: int, k: int, f: int) -> Layer:
         both = torch.cat([gate, up]).t()
         return {"x": _normal(m, k), "woven": ac.interleave(gate, up).t(), "both": both, "out": _empty(m, f)}
 
-    def theirs(one: Arrays) -> Any:
-        gate, up = (one["x"] @ one["both"]).chunk(2, -1)
+    def theirs(arrays: Arrays) -> Any:
+        gate, up = (arrays["x"] @ arrays["both"]).chunk(2, -1)
         return functional.silu(gate) * up
 
-    def ours(one: Arrays) -> Any:
-        return ac.gated_gemm(one["x"], one["woven"], out=one["out"])
+    def ours(arrays: Arrays) -> Any:
+        return ac.gated_gemm(arrays["x"], arrays["woven"], out=arrays["out"])
 
     return Layer("swiglu", f"{m}x{k}x2*{f}", make, ours, theirs, 4.0 * m * k * f)
 
@@ -98,16 +98,16 @@ def _convolution(name: str, n: int, side: int, channels: int, *, residual: bool)
         made = {"x": _normal(*image), "w": w, "bias": _normal(channels), "out": _empty(*image)}
         return made | ({"residual": _normal(*image)} if residual else {})
 
-    def ours(one: Arrays) -> Any:
-        how: Arrays = {"epilogue": BLOCK, "residual": one["residual"]} if residual else {
+    def ours(arrays: Arrays) -> Any:
+        how: Arrays = {"epilogue": BLOCK, "residual": arrays["residual"]} if residual else {
             "activation": "silu"
         }  # fmt: skip
-        return ac.conv2d(one["x"], one["w"], padding=1, bias=one["bias"], out=one["out"], **how)
+        return ac.conv2d(arrays["x"], arrays["w"], padding=1, bias=arrays["bias"], out=arrays["out"], **how)
 
-    def theirs(one: Arrays) -> Any:
-        x, w = (one[name].permute(0, 3, 1, 2) for name in ("x", "w"))
-        made = functional.conv2d(x, w, one["bias"], padding=1).permute(0, 2, 3, 1)
-        return functional.relu(made + one["residual"]) if residual else functional.silu(made)
+    def theirs(arrays: Arrays) -> Any:
+        x, w = (arrays[name].permute(0, 3, 1, 2) for name in ("x", "w"))
+        made = functional.conv2d(x, w, arrays["bias"], padding=1).permute(0, 2, 3, 1)
+        return functional.relu(made + arrays["residual"]) if residual else functional.silu(made)
 
     return Layer(name, f"{n}x{side}x{side}x{channels}", make, ours, theirs, 18.0 * math.prod(image) * channels)
 
@@ -121,15 +121,15 @@ def experts(groups: int, rows: int, k: int, n: int) -> Layer:
         w = _normal(groups, n, k, scale=1 / math.sqrt(k)).transpose(-1, -2)
         return {"x": _normal(count, k), "w": w, "bias": _normal(groups, n), "ends": ends, "out": _empty(count, n)}
 
-    def ours(one: Arrays) -> Any:
+    def ours(arrays: Arrays) -> Any:
         return ac.grouped_gemm(
-            one["x"], one["w"], offsets=one["ends"], bias=one["bias"], activation="gelu", out=one["out"]
+            arrays["x"], arrays["w"], offsets=arrays["ends"], bias=arrays["bias"], activation="gelu", out=arrays["out"]
         )
 
-    def theirs(one: Arrays) -> Any:
+    def theirs(arrays: Arrays) -> Any:
         # Every expert has as many rows, which PyTorch is told.
-        made = torch._grouped_mm(one["x"], one["w"], offs=one["ends"]).view(groups, rows, n)  # noqa: SLF001
-        return functional.gelu(made + one["bias"][:, None]).view(count, n)
+        made = torch._grouped_mm(arrays["x"], arrays["w"], offs=arrays["ends"]).view(groups, rows, n)  # noqa: SLF001
+        return functional.gelu(made + arrays["bias"][:, None]).view(count, n)
 
     return Layer("experts", f"{groups}x{rows}x{k}x{n}", make, ours, theirs, 2.0 * count * k * n)
 
@@ -177,8 +177,8 @@ def compare(layer: Layer, device: devices.Device, rounds: int, mode: str | None)
 def _kept(side: str, function: Call) -> Call:
     """PyTorch's result stays as long as the operands, so that results rotate as ours do."""
 
-    def call(one: Arrays) -> None:
-        one[f"{side}'s"] = function(one)
+    def call(arrays: Arrays) -> None:
+        arrays[f"{side}'s"] = function(arrays)
 
     return call
 
@@ -215,7 +215,7 @@ def main() -> int:
         results.rows.append(compare(layer, device, rounds, arguments.mode))
         report(results.rows[-1])
 
-    results.run((one for name in arguments.layers for one in LAYERS[name][:most]), measured, arguments.seconds)
+    results.run((case for name in arguments.layers for case in LAYERS[name][:most]), measured, arguments.seconds)
     return results.finish()
 
 

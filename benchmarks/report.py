@@ -197,8 +197,8 @@ def bound_table(rows: Sequence[Row]) -> str:
     lines = []
     for (layout, aligned), of in grouped(found, lambda row: (row["layout"], row["aligned"])).items():
         excess = sorted(row["bound_us"] * 1e-6 / aim_seconds(row) for row in of)
-        within = sum(one <= 1 for one in excess)
-        lines.append((layout, "yes" if aligned else "no", len(of), within, *(f"{one:.2f}" for one in (
+        within = sum(ratio <= 1 for ratio in excess)
+        lines.append((layout, "yes" if aligned else "no", len(of), within, *(f"{ratio:.2f}" for ratio in (
             excess[0], statistics.median(excess), excess[-1]))))  # fmt: skip
     return table(("layouts", "rows of 16 bytes", "shapes", "within", "least", "median", "most"), lines)
 
@@ -370,7 +370,7 @@ def plots(recorded: Recorded, folder: Path) -> Iterator[Path]:
         corners = [reach[0], tensor / memory, max(reach[-1], tensor / memory)]
         axes.plot(
             corners,
-            [min(memory * one, tensor) / 1e12 for one in corners],
+            [min(memory * intensity, tensor) / 1e12 for intensity in corners],
             line,
             color="black",
             label=name,

@@ -55,7 +55,7 @@ COLUMNS = ["kernel", "split_k", "swizzle", "raster", "width", "us", "model_us"]
 def kernels_of(layouts: tuple[str, ...]) -> list[KernelKey]:
     """The matrix's kernels of bf16 that products of these layouts may be put to."""
     turned = {"rc": "rc", "rr": "cc"}
-    read = {*layouts, *(turned[one] for one in layouts)}
+    read = {*layouts, *(turned[layout] for layout in layouts)}
     return [
         key
         for _, key in cells([SmArch.SM90A])
@@ -106,24 +106,24 @@ def measured(case: Case, sets: list[Operands], keys: list[KernelKey], device: De
             for launch in slices(search, candidate):
                 race(launch)
     best = min(found.values())
-    for candidate in [one for one, taken in found.items() if taken <= NEAR * best]:
+    for candidate in [candidate for candidate, taken in found.items() if taken <= NEAR * best]:
         for launch in options(search, candidate):
             if launch.split_k == candidate.split_k and launch not in found:
                 race(launch)
     best = min(found.values())
-    finalists = [one for one, taken in found.items() if taken <= FINAL * best]
+    finalists = [candidate for candidate, taken in found.items() if taken <= FINAL * best]
     seconds = dict(found)
-    for one in finalists:
-        burst = Burst(calls[one], sets)
-        seconds[one] = statistics.median(burst.time() for _ in range(rounds))
-    longer = statistics.median(seconds[one] / found[one] for one in finalists)
-    seconds |= {one: taken * longer for one, taken in found.items() if one not in finalists}
+    for candidate in finalists:
+        burst = Burst(calls[candidate], sets)
+        seconds[candidate] = statistics.median(burst.time() for _ in range(rounds))
+    longer = statistics.median(seconds[candidate] / found[candidate] for candidate in finalists)
+    seconds |= {candidate: taken * longer for candidate, taken in found.items() if candidate not in finalists}
     places = {key: place for place, key in enumerate(keys)}
     # One row of A may be copied and need not: of the same kernel with the same options, what is faster.
     least: dict[tuple[int, ...], list[Any]] = {}
-    for one, taken in sorted(seconds.items(), key=lambda pair: pair[1]):
-        asked = (places[one.key], *one.options)
-        least.setdefault(asked, [*asked, round(taken * 1e6, 3), round(one.seconds * 1e6, 3)])
+    for candidate, taken in sorted(seconds.items(), key=lambda pair: pair[1]):
+        asked = (places[candidate.key], *candidate.options)
+        least.setdefault(asked, [*asked, round(taken * 1e6, 3), round(candidate.seconds * 1e6, 3)])
     return list(least.values())
 
 
@@ -165,7 +165,7 @@ def main() -> int:
             case = Case("bf16", layout, shape.m, shape.n, shape.k)
             sets = pool.sets(shape, layout, device.l2_bytes)
             timings = measured(case, sets, keys, device, arguments.rounds)
-            theirs = {"torch": Burst(lambda one: torch.matmul(one.a, one.b, out=one.out), sets)}
+            theirs = {"torch": Burst(lambda arrays: torch.matmul(arrays.a, arrays.b, out=arrays.out), sets)}
             torch_us = round(statistics.median(alternated(theirs, arguments.rounds)["torch"]) * 1e6, 3)
             row = {"group": shape.group, "seed": arguments.seed, "shape": [shape.m, shape.n, shape.k]}
             row |= {"layouts": layout, "torch": torch_us, "cells": timings}

@@ -132,10 +132,10 @@ def _overview(matrix: Matrix) -> str:
             row.append(" ".join([f"{smallest}, {len(found)}", *_letters(found)]) if members else "-")
         rows.append(row)
     totals = [{key for _, key in keys} for keys in matrix.values()]
-    for what in (*MEANINGS, verification.CHANGED, verification.NOT_VERIFIED):
-        counts = [(verification.tally(keys).get(what, (0, "")), len(keys)) for keys in totals]
+    for state in (*MEANINGS, verification.CHANGED, verification.NOT_VERIFIED):
+        counts = [(verification.tally(keys).get(state, (0, "")), len(keys)) for keys in totals]
         shown = [f"{n} of {m}" + (f" ({day})" if day else "") if n else "-" for (n, day), m in counts]
-        rows.append(["", f"*{what}*", *shown])
+        rows.append(["", f"*{state}*", *shown])
     return _table(["op", "A and B", *(arch.value for arch in matrix)], rows)
 
 
@@ -147,7 +147,7 @@ def _letters(keys: Iterable[KernelKey]) -> list[str]:
 
 
 def _legend() -> str:
-    lines = [f"- **{LETTERS[how]}** (*{how}*): {what}." for how, what in MEANINGS.items()]
+    lines = [f"- **{LETTERS[how]}** (*{how}*): {meaning}." for how, meaning in MEANINGS.items()]
     return "\n" + "\n".join(lines) + f"\n{RECORDS}"
 
 
@@ -264,7 +264,7 @@ def _costs(matrix: Matrix) -> str:
             found = dict.fromkeys(key for tier, key in keys if tier <= preset)  # a sum of floats has an order
             measured = sum(key.name in costs() for key in found)
             known = "" if measured == len(found) else f" ({measured or 'none'} measured)"
-            seconds, size = (sum(getattr(cost_of(key), what) for key in found) for what in ("seconds", "size"))
+            seconds, size = (sum(getattr(cost_of(key), field) for key in found) for field in ("seconds", "size"))
             row.append(f"{len(found)}{known}, {seconds:.0f} s, {size / 1e3:.0f} kB")
         rows.append(row)
     return _table(["arch", *(f"`{preset}`" for preset in PRESETS[1:])], rows)

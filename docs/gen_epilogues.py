@@ -111,7 +111,8 @@ def by_type() -> str:
     order = list(CutlassDtype)
     rows: dict[tuple[str, ...], list[str]] = {}
     for name, outputs in results.items():
-        row = (", ".join(d.value for d in sorted(outputs, key=order.index)), *(shown(name, one) for one in generations))
+        dtypes = ", ".join(d.value for d in sorted(outputs, key=order.index))
+        row = (dtypes, *(shown(name, generation) for generation in generations))
         rows.setdefault(row, []).append(name)
     head = ("A and B", "D", *(family.generation for family in generations))
     return _table(head, ((", ".join(names), *row) for row, names in rows.items()))
@@ -128,18 +129,18 @@ def by_preset() -> str:
                 layouts = "" if key.convolves else f" {key.layout_a}{key.layout_b}"
                 place = (computed(key.epilogue), key.op, f"{operands_of(key)}{layouts}")
                 least[place] = min(tier, least.get(place, tier))
-        for (what, op, operands), tier in least.items():
-            archs.setdefault((what, op), {})[arch] = None
+        for (function, op, operands), tier in least.items():
+            archs.setdefault((function, op), {})[arch] = None
             # Smoke tests have one here and there.
-            found.setdefault((what, op), {}).setdefault(max(tier, DEFAULT), {})[operands] = None
+            found.setdefault((function, op), {}).setdefault(max(tier, DEFAULT), {})[operands] = None
 
     def shown(place: tuple[str, str], tier: int) -> str:
         named = found[place].get(tier, {})
-        return ", ".join(one for one in named if tier == DEFAULT or one not in found[place].get(DEFAULT, {})) or "-"
+        return ", ".join(x for x in named if tier == DEFAULT or x not in found[place].get(DEFAULT, {})) or "-"
 
     rows = (
-        (f"`{what}`", op, shown((what, op), DEFAULT), shown((what, op), FULL), _archs(archs[what, op]))
-        for what, op in found
+        (f"`{function}`", op, shown((function, op), DEFAULT), shown((function, op), FULL), _archs(archs[function, op]))
+        for function, op in found
     )
     return _table(("D, and what is beside it", "operation", "default", "full besides", "cells for"), rows)
 
@@ -153,7 +154,7 @@ def by_tree() -> str:
         columns: dict[tuple[str, ...], list[SmArch]] = {}
         for arch, all_ops in found.items():
             column = tuple(
-                _shown([one for one in all_ops if (one.op, one.tree) == (op, tree)], reasons) for tree in TREES
+                _shown([cell for cell in all_ops if (cell.op, cell.tree) == (op, tree)], reasons) for tree in TREES
             )
             if any(column):
                 columns.setdefault(column, []).append(arch)
@@ -170,15 +171,15 @@ def by_tree() -> str:
 def _shown(found: list[Served], reasons: dict[str, int]) -> str:
     """The presets with the element types that they have a tree for, and numbers of reasons with those that none has."""
     texts: dict[str, dict[CutlassDtype, list[str]]] = {}
-    for one in found:
-        if one.tier < ON_DEMAND:
-            text = f"`{PRESETS[max(one.tier, DEFAULT)]}`"
-        elif one.reason == COMPILED:
+    for cell in found:
+        if cell.tier < ON_DEMAND:
+            text = f"`{PRESETS[max(cell.tier, DEFAULT)]}`"
+        elif cell.reason == COMPILED:
             text = "JIT"
         else:
-            text = f"({reasons.setdefault(one.reason, len(reasons))})"
-        texts.setdefault(text, {}).setdefault(one.a, []).append(one.layouts)
-    widths = {one.a: len({other.layouts for other in found if other.a is one.a}) for one in found}
+            text = f"({reasons.setdefault(cell.reason, len(reasons))})"
+        texts.setdefault(text, {}).setdefault(cell.a, []).append(cell.layouts)
+    widths = {cell.a: len({other.layouts for other in found if other.a is cell.a}) for cell in found}
 
     def types(of: dict[CutlassDtype, list[str]]) -> str:
         return ", ".join(a.value + ("" if len(layouts) == widths[a] else f" {layouts[0]}") for a, layouts in of.items())
@@ -203,11 +204,11 @@ def expression(program: str) -> str:
     tree = EpilogueVisitorTree.parse(program.replace(f"input:{SOURCE}:", f"input:{MATRIX}:"))
     texts: list[str] = []
     for node in tree.nodes:
-        inputs = [texts[tree.index(one)] for one in node.inputs]
+        inputs = [texts[tree.index(operand)] for operand in node.inputs]
         if node.op == "input":
             texts.append(str(node.attributes[1]))
         elif node.op in INFIX:
-            texts.append(INFIX[node.op].join(f"({one})" if " " in one else one for one in inputs))
+            texts.append(INFIX[node.op].join(f"({text})" if " " in text else text for text in inputs))
         else:
             words = [*inputs, *map(str, node.attributes)]
             texts.append(f"{node.op}({', '.join(words)})" if words else node.op)
@@ -224,8 +225,8 @@ def by_arch() -> str:
     said = []
     for arch in SmArch:
         keys = {key for _, key in cells([arch]) if has_tree(key.epilogue)}
-        counts = {what: count for what, (count, _) in tally(keys).items()} or {NOT_VERIFIED: 0}
-        said.append(f"{arch.value}: " + ", ".join(f"{count} {what}" for what, count in counts.items()))
+        counts = {state: count for state, (count, _) in tally(keys).items()} or {NOT_VERIFIED: 0}
+        said.append(f"{arch.value}: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
     return f"Of the cells with a tree, by what is recorded ([Coverage](coverage.md)): {'; '.join(said)}.\n"
 
 

@@ -62,7 +62,7 @@ def main() -> int:
     began = time.monotonic()
     counts = {"right": 0, "wrong": 0, "left": 0}
 
-    def one(key: Any) -> None:
+    def audit_kernel(key: Any) -> None:
         if time.monotonic() - began > arguments.seconds:
             counts["left"] += 1
             return
@@ -72,7 +72,7 @@ def main() -> int:
             print(f"{key.name}: {fault}", flush=True)
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        for _ in pool.map(one, left):
+        for _ in pool.map(audit_kernel, left):
             pass
     said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
     print(f"{said}; {time.monotonic() - began:.0f} s with {arguments.jobs} at once")
@@ -174,7 +174,7 @@ class Audit:
     def _faults(self, key: Any, image: Path) -> list[str]:
         from atomr_cutlass.generator import audit
 
-        functions = {one.name: one for one in audit.read_sass(self._listing("-sass", image))}
+        functions = {function.name: function for function in audit.read_sass(self._listing("-sass", image))}
         # The listing of a file that holds one image does not name its arch.
         resources = {
             name: found for (name, _), found in audit.read_resources(self._listing("-res-usage", image)).items()

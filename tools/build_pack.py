@@ -124,8 +124,8 @@ def main() -> int:
         **machine(folder),
         "jobs": arguments.jobs or pool_depth(folder),
         # Of all runs.
-        "seconds": round(sum(one["configure_seconds"] + one["build_seconds"] for one in runs), 1),
-        "processor_seconds": round(sum(one["processor_seconds"] for one in runs), 1),
+        "seconds": round(sum(run["configure_seconds"] + run["build_seconds"] for run in runs), 1),
+        "processor_seconds": round(sum(run["processor_seconds"] for run in runs), 1),
         **units(folder, spent, environment),
         **({"bytes": pack.stat().st_size, "zipped_bytes": zipped(pack)} if complete else {}),
         "runs": runs,

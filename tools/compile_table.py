@@ -99,7 +99,7 @@ def main() -> int:
         "left": left,
         "seconds": round(time.perf_counter() - began, 1),
         "jobs": arguments.jobs,
-        "origins": dict(Counter(one["origin"] for one in report.values() if isinstance(one, dict))),
+        "origins": dict(Counter(entry["origin"] for entry in report.values() if isinstance(entry, dict))),
         "each": report,
     }
     arguments.out.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")

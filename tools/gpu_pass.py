@@ -292,10 +292,10 @@ def gpu_tests(stage: Stage, out: Path, options: Options, *, compiled: bool = Fal
         for outcome in outcomes
         if outcome.failed
     ]
-    slowest = sorted(outcomes, key=lambda one: -one.seconds)[:10]
+    slowest = sorted(outcomes, key=lambda outcome: -outcome.seconds)[:10]
     ops = defaultdict(list)
-    for one in outcomes:
-        ops[op_of(one)].append(one)
+    for outcome in outcomes:
+        ops[op_of(outcome)].append(outcome)
     stage.results = {
         "counts": counts,
         "ops": {name: tally(found) for name, found in sorted(ops.items())},
@@ -389,11 +389,11 @@ def run_file(name: str, words: Sequence[str], folder: Path, deadline: float, env
             made.crashed.append(f"{path}: out of time")
         elif not found:
             made.crashed.append(f"{path}: the process ended without a report")
-        lost = [] if last or not in_time else [one for one in found if LOST in one.message]
-        made.outcomes += [one for one in found if one not in lost]
+        lost = [] if last or not in_time else [outcome for outcome in found if LOST in outcome.message]
+        made.outcomes += [outcome for outcome in found if outcome not in lost]
         if not lost:
             break
-        wanted = [f"{path}::{one.name}" for one in lost]
+        wanted = [f"{path}::{outcome.name}" for outcome in lost]
     made.seconds = round(time.monotonic() - start, 1)
     return made
 
@@ -513,7 +513,7 @@ def sanitizer_ops(stage: Stage, out: Path, options: Options) -> None:
         for name, found in zip(files, pool.map(checked, files), strict=True):
             stage.results["files"][name] = found
             stage.ok = stage.ok and found["errors"] == 0 and found.get("exit_status") == 0
-    each = [f"{name.removeprefix('test_')} {one['errors']}" for name, one in stage.results["files"].items()]
+    each = [f"{name.removeprefix('test_')} {counts['errors']}" for name, counts in stage.results["files"].items()]
     stage.summary = f"errors of {tool}: {', '.join(each)}"
 
 

@@ -31,7 +31,7 @@ def main() -> int:
         known = records.read(arguments.into) if arguments.into.is_file() else []
         found, wrong = collect(arguments.files)
         names = {key.name for key in expand("full", list(SmArch))}
-        kept = [one for one in records.merged(known, found) if one.kernel in names]
+        kept = [record for record in records.merged(known, found) if record.kernel in names]
         records.write(arguments.into, kept)
         print(f"{len(found)} records read, {len(kept)} in {arguments.into}: {arguments.into.stat().st_size} bytes")
     for line in wrong:

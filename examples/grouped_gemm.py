@@ -62,7 +62,7 @@ def main() -> None:
         import torch
 
         xp = torch
-        given = [torch.from_numpy(one.astype(np.float32)).to("cuda", torch.bfloat16) for one in (x, up, down)]
+        given = [torch.from_numpy(array.astype(np.float32)).to("cuda", torch.bfloat16) for array in (x, up, down)]
         given.insert(1, torch.from_numpy(experts).to("cuda"))
     result = layer(xp, *given, backend)
     got = np.asarray(result, np.float64) if xp is np else result.double().cpu().numpy()

@@ -24,7 +24,7 @@ def shown(value: Any, _depth: int = 0) -> str:
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         return f"an integer of {value.bit_length()} bits"
     if type(value) in (tuple, list) and _depth < _DEEPEST:
-        inner = ", ".join([*(shown(one, _depth + 1) for one in value[:_MOST]), *(["..."] if value[_MOST:] else [])])
+        inner = ", ".join([*(shown(item, _depth + 1) for item in value[:_MOST]), *(["..."] if value[_MOST:] else [])])
         alone = "," if type(value) is tuple and len(value) == 1 else ""
         return f"({inner}{alone})" if type(value) is tuple else f"[{inner}]"
     if isinstance(value, type):
@@ -50,6 +50,6 @@ def expect(value: Any, kind: type | tuple[type, ...], name: str, wanted: str = "
     if isinstance(value, kind) and not (isinstance(value, bool) and kind is int):
         return
     if not wanted:
-        names = [one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,))]
+        names = [type_.__name__ for type_ in (kind if isinstance(kind, tuple) else (kind,))]
         wanted = f"{'an' if names[0][0] in 'aeiouAEIOU' else 'a'} {' or '.join(names)}"
     raise InvalidOperandError(f"{name} is {shown(value)}; expected {wanted}")

@@ -96,7 +96,7 @@ def main(library: str, kernels: str, *told: str) -> None:
         source = values.pop("source")
         key = KernelKey.from_dict(values)
         now = (source, given["cutlass"])
-        verified = [one.to_dict() for one in found.get(key.name, ()) if (one.source, one.cutlass) == now]
+        verified = [record.to_dict() for record in found.get(key.name, ()) if (record.source, record.cutlass) == now]
         members.append(kernel(key, f"{source} {given['cutlass']} {given['compiler']}", verified))
     version, layout = _abi(path)
     texts = {"atomr_cutlass": ROOT / "LICENSE", "CUTLASS": Path(given["license"].partition(";")[0] or "nowhere")}

@@ -148,7 +148,7 @@ def _computed(op: str, operands: list[_Value], inputs: list[tuple[str, str]]) ->
         return _Value((op,))
     if op not in _OPS:
         return None
-    first = next((one for one in operands if ACCUMULATOR in one.terms), operands[0])
+    first = next((operand for operand in operands if ACCUMULATOR in operand.terms), operands[0])
     if op == "multiply":
         other = operands[operands[0] is first]
         number = other.terms[0]
@@ -161,10 +161,10 @@ def _computed(op: str, operands: list[_Value], inputs: list[tuple[str, str]]) ->
         if dtype != CutlassDtype.F32.value or not fits or name in dict(first.factors):
             return None
         return first._replace(factors=(*first.factors, (name, number)))
-    if not all(one.is_sum for one in operands):
+    if not all(operand.is_sum for operand in operands):
         return None
-    terms = tuple(term for one in operands for term in one.terms)
-    factors = tuple(pair for one in operands for pair in one.factors)
+    terms = tuple(term for operand in operands for term in operand.terms)
+    factors = tuple(pair for operand in operands for pair in operand.factors)
     return _Value(terms, factors, "" if op == "add" else op)
 
 

@@ -178,8 +178,8 @@ class EpilogueVisitorTree:
         given = None
         if names is not None:
             given = _listed(names, "names", "of the inputs and outputs")
-            for one in given:
-                expect(one, str, "names", "a name for each of the inputs and outputs")
+            for label in given:
+                expect(label, str, "names", "a name for each of the inputs and outputs")
         nodes: list[Node] = []
         stores: list[tuple[Output, Node]] = []
         result: Node | None = None
@@ -337,7 +337,7 @@ class EpilogueVisitorTree:
         for node in self._order:
             inputs = node.inputs
             if node.op in OPS and OPS[node.op].commutative and not in_order:
-                inputs = tuple(sorted(inputs, key=lambda one: (anonymous[one], named[one])))
+                inputs = tuple(sorted(inputs, key=lambda leaf: (anonymous[leaf], named[leaf])))
             ordered[node] = inputs
             own = [node.op, *map(_text, _attributes(node))]
             shown = [*own[:1], *own[2:]] if node.op == "input" else own
@@ -359,8 +359,8 @@ class EpilogueVisitorTree:
                 inputs_found.append(Input(name, kind, None if kind == MASK else CutlassDtype(dtype)))
                 lines.append(f"input:{kind}:{dtype}")
             else:
-                words = [node.op, *(str(number[named[one]]) for one in ordered[node]), *map(_text, node.attributes)]
-                lines.append(":".join(words))
+                places = [str(number[named[operand]]) for operand in ordered[node]]
+                lines.append(":".join([node.op, *places, *map(_text, node.attributes)]))
         index = {node: number[named[node]] for node in self._order}
         lines.append(f"out:{index[self.result]}")
         for output, node in self.stores:
@@ -398,7 +398,7 @@ def _checked_stores(stores: Any) -> list[tuple[Output, Node]]:
     """Pairs of outputs and nodes, each field of its kind, since they are compared from here on."""
     pairs = _listed(stores, "stores", "of (Output, Node)")
     for pair in pairs:
-        if not isinstance(pair, (tuple, list)) or [type(one) for one in pair] != [Output, Node]:
+        if not isinstance(pair, (tuple, list)) or [type(item) for item in pair] != [Output, Node]:
             raise InvalidOperandError(f"stores has {shown(pair)}; expected pairs of an Output and a Node")
         output = pair[0]
         for field in ("name", "kind", "reduction"):
@@ -419,8 +419,8 @@ def _check_graph(roots: Iterable[Any]) -> None:
         expect(node.op, str, "op of a node", "a name")
         for field in ("inputs", "attributes"):
             expect(getattr(node, field), tuple, f"{field} of a node {node.op!r}")
-        for one in node.attributes:
-            expect(one, (str, int, float), f"an attribute of a node {node.op!r}", "a name or a number")
+        for attribute in node.attributes:
+            expect(attribute, (str, int, float), f"an attribute of a node {node.op!r}", "a name or a number")
         left += node.inputs
 
 

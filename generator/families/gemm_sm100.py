@@ -171,36 +171,36 @@ def cells(arch: SmArch) -> Iterator[Cell]:
         common = layouts in COMMON_LAYOUTS
         for a in HALF_TYPES:
             tiles = _TILES if a is D.BF16 else (_LARGE, _PAIR, _ONE, _FEW)
-            for one in tiles if common else (_LARGE, _ONE):
-                first = a is D.BF16 and layouts == "rc" and one in (_LARGE, _ONE)
-                yield DEFAULT if first else FULL, gemm_sm100(a, a, layouts, *one)
+            for tile in tiles if common else (_LARGE, _ONE):
+                first = a is D.BF16 and layouts == "rc" and tile in (_LARGE, _ONE)
+                yield DEFAULT if first else FULL, gemm_sm100(a, a, layouts, *tile)
             if common:
-                for one in (_LARGE, _ONE):
-                    yield FULL, gemm_sm100(a, D.F32, layouts, *one)
+                for tile in (_LARGE, _ONE):
+                    yield FULL, gemm_sm100(a, D.F32, layouts, *tile)
                 # D whose rows are not 16-byte aligned, such as a vocabulary of 50257 columns.
                 yield FULL, gemm_sm100(a, a, layouts, *_ONE, epilogue_schedule="nosmem")
             if layouts == "rc":
                 yield FULL, gemm_sm100(a, a, layouts, (256, 64), (2, 1), "2sm", scheduler="streamk")
-        for one in (_PAIR, _ONE) if layouts == "rc" else (_ONE,):
-            yield FULL, gemm_sm100(D.F32, D.F32, layouts, *one, math="tf32")
-            yield FULL, gemm_sm100(D.I8, D.I32, layouts, *one)
+        for tile in (_PAIR, _ONE) if layouts == "rc" else (_ONE,):
+            yield FULL, gemm_sm100(D.F32, D.F32, layouts, *tile, math="tf32")
+            yield FULL, gemm_sm100(D.I8, D.I32, layouts, *tile)
     yield from _fp8_cells()
     for scale_type, granularity in FP4_SCALES.items():
         for d in (D.BF16, D.F16, D.F32):
-            for one in (_LARGE, _PAIR, _ONE) if d is D.BF16 else (_ONE,):
-                first = scale_type == "ue4m3" and d is D.BF16 and one is _LARGE
+            for tile in (_LARGE, _PAIR, _ONE) if d is D.BF16 else (_ONE,):
+                first = scale_type == "ue4m3" and d is D.BF16 and tile is _LARGE
                 yield (
                     DEFAULT if first else FULL,
-                    gemm_sm100(D.F4E2M1, d, "rc", *one, scale_type=scale_type, scale_granularity=granularity),
+                    gemm_sm100(D.F4E2M1, d, "rc", *tile, scale_type=scale_type, scale_granularity=granularity),
                 )
 
 
 def _fp8_cells() -> Iterator[Cell]:
     e4m3, e5m2 = D.F8E4M3, D.F8E5M2
-    for one in (_LARGE, _ONE):
-        yield FULL, gemm_sm100(e4m3, D.BF16, "rc", *one)
-    for one in (_LARGE, _PAIR, _ONE, _FEW):
-        yield FULL, gemm_sm100(e4m3, D.BF16, "rc", *one, epilogue="scaled")
+    for tile in (_LARGE, _ONE):
+        yield FULL, gemm_sm100(e4m3, D.BF16, "rc", *tile)
+    for tile in (_LARGE, _PAIR, _ONE, _FEW):
+        yield FULL, gemm_sm100(e4m3, D.BF16, "rc", *tile, epilogue="scaled")
     for d in (D.F16, D.F32, e4m3):
         yield FULL, gemm_sm100(e4m3, d, "rc", *_ONE, epilogue="scaled")
     for layouts in ("rr", "cr", "cc"):
@@ -208,8 +208,8 @@ def _fp8_cells() -> Iterator[Cell]:
     for a, b in ((e4m3, e5m2), (e5m2, e4m3)):
         yield FULL, gemm_sm100(a, D.BF16, "rc", *_ONE, b=b, epilogue="scaled")
     for d in (D.BF16, D.F16):
-        for one in (_PAIR, _ONE):
-            yield FULL, gemm_sm100(e4m3, d, "rc", *one, scale_granularity=BLOCKWISE)
+        for tile in (_PAIR, _ONE):
+            yield FULL, gemm_sm100(e4m3, d, "rc", *tile, scale_granularity=BLOCKWISE)
 
 
 FAMILY = Family(

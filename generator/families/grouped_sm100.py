@@ -69,16 +69,16 @@ def cells(arch: SmArch) -> Iterator[Cell]:
     if arch is not SmArch.SM100:
         return
     for layouts in ("rr", "rc"):
-        for one in (_PAIR, _ONE, _FEW, ((256, 256), (2, 1), "2sm")):
-            yield FULL, grouped_sm100(D.BF16, D.BF16, layouts, *one)
+        for tile in (_PAIR, _ONE, _FEW, ((256, 256), (2, 1), "2sm")):
+            yield FULL, grouped_sm100(D.BF16, D.BF16, layouts, *tile)
         yield FULL, grouped_sm100(D.F16, D.F16, layouts, *_ONE)
     # Weight gradients, grouped along K.
     for a in HALF_TYPES:
         yield FULL, grouped_sm100(a, a, "cr", *_ONE)
         yield FULL, grouped_sm100(a, D.F32, "cr", *_ONE)
-    for one in (_PAIR, _ONE):
-        yield FULL, grouped_sm100(D.F8E4M3, D.BF16, "rc", *one, epilogue="scaled")
-        yield FULL, grouped_sm100(D.F8E4M3, D.BF16, "rc", *one, scale_granularity=BLOCKWISE)
+    for tile in (_PAIR, _ONE):
+        yield FULL, grouped_sm100(D.F8E4M3, D.BF16, "rc", *tile, epilogue="scaled")
+        yield FULL, grouped_sm100(D.F8E4M3, D.BF16, "rc", *tile, scale_granularity=BLOCKWISE)
     yield FULL, grouped_sm100(D.F8E5M2, D.BF16, "rc", *_ONE, b=D.F8E4M3, epilogue="scaled")
 
 

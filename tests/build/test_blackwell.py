@@ -51,7 +51,7 @@ def test_machine_code(name: str, tmp_path: Path) -> None:
     image = tmp_path / "kernel.cubin"
     image.write_bytes(images.kernel)
     # Grouped GEMM has a kernel more, which fills in the groups' parameters.
-    functions = {one.name: one for one in audit.read_sass(_listing("-sass", image, env))}
+    functions = {function.name: function for function in audit.read_sass(_listing("-sass", image, env))}
     # The listing of a file that holds one image does not name its arch.
     resources = {name: found for (name, _), found in audit.read_resources(_listing("-res-usage", image, env)).items()}
     assert audit.faults(key, functions[key.name], resources[key.name]) == []

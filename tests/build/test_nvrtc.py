@@ -76,7 +76,7 @@ def _store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def test_every_family_has_a_cell_here() -> None:
     of_cells = {family(key).template for key in CELLS.values()}
-    assert of_cells == {one.template for one in families() if {SmArch.SM80, SmArch.SM90A} & {*one.archs}}
+    assert of_cells == {family.template for family in families() if {SmArch.SM80, SmArch.SM90A} & {*family.archs}}
 
 
 @pytest.mark.slow

@@ -103,9 +103,10 @@ def test_tile_lists_are_those_of_kernels(tmp_path: Path) -> None:
     program = compiled(SCHEDULERS, tmp_path / "schedulers", "-arch=sm_90a", f"-I{OURS.parent}", f"-I{CUTLASS}")
     problems = _problems()
     asked = tmp_path / "problems"
-    asked.write_text("".join(" ".join(map(str, (*one, _clusters(one)))) + "\n" for one in problems))
+    asked.write_text("".join(" ".join(map(str, (*problem, _clusters(problem)))) + "\n" for problem in problems))
     said = said_by(Path("/bin/sh"), "-c", f"'{program}' < '{asked}'")
     answers = [tuple(map(int, line.split())) for line in said.splitlines()]
     assert len(answers) == len(problems)
-    wrong = [(one, is_, _modelled(one)) for one, is_ in zip(problems, answers, strict=True) if is_ != _modelled(one)]
+    modelled = map(_modelled, problems)
+    wrong = [found for found in zip(problems, answers, modelled, strict=True) if found[1] != found[2]]
     assert not wrong, wrong[:5]

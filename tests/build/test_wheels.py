@@ -122,8 +122,8 @@ def test_the_sdist_installs_offline(tmp_path: Path, environment: Environment) ->
     pin = ROOT / "third_party" / "cutlass" / "PIN"
     arrays = re.findall(r"^(?:requires|dependencies) = (\[.+\])$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     wanted = [name for array in arrays for name in json.loads(array)] + ["cmake", "ninja"]
-    for what in (wanted, ["--no-deps", "--require-hashes", "--requirement", pin]):
-        assert environment.pip("download", "--quiet", "--dest", house, *what).returncode == 0
+    for requirements in (wanted, ["--no-deps", "--require-hashes", "--requirement", pin]):
+        assert environment.pip("download", "--quiet", "--dest", house, *requirements).returncode == 0
     none = {"CMAKE_ARGS": "-DATOMR_CUTLASS_PRESET=none -DCMAKE_CXX_FLAGS_RELEASE=-O0"}
     said = environment.pip("install", source, PIP_FIND_LINKS=str(house), **NOWHERE, **none)
     assert said.returncode == 0, said.stdout + said.stderr

@@ -297,7 +297,7 @@ def test_senders_wait_for_room(torch: Any) -> None:
     torch.cuda._sleep(40 * SLEEP_CYCLES)
     futures: list[Any] = []
     messages = [ac.CutlassMsg.Gemm(request, (a, b), stream=stream) for _ in range(12)]
-    sender = threading.Thread(target=lambda: futures.extend(mailbox.ask(one, block=False) for one in messages))
+    sender = threading.Thread(target=lambda: futures.extend(mailbox.ask(message, block=False) for message in messages))
     sender.start()
     time.sleep(0.2)
     assert sender.is_alive()

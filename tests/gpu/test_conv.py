@@ -356,12 +356,14 @@ def test_every_cell(key: KernelKey, torch: Any) -> None:
     exact = key.math in ("tf32", "3xtf32")
     problems = every_cell.conv_problems(key, devices.get(0))
     for problem in problems:
-        a, b = (placed(one.shape, dtype, seed, tf32=exact) for one, dtype, seed in (
+        a, b = (placed(operand.shape, dtype, seed, tf32=exact) for operand, dtype, seed in (
             (problem.a, key.a, 1), (problem.b, key.b, 2),
         ))  # fmt: skip
         out = poisoned(problem.d.shape, key.d)
-        what = replace(problem, a=spec(a), b=spec(b), d=spec(out.view))
-        plan = conv_plan.make(what, candidate=Candidate(key, info, 0.0, ConvFormulation(what)), like=a)
+        placed_problem = replace(problem, a=spec(a), b=spec(b), d=spec(out.view))
+        plan = conv_plan.make(
+            placed_problem, candidate=Candidate(key, info, 0.0, ConvFormulation(placed_problem)), like=a
+        )
         assert plan.kernel_name == key.name
         plan(a, b, out.view)
         torch.cuda.synchronize()
@@ -730,10 +732,10 @@ def problem_of(
     )  # fmt: skip
 
 
-def made(what: ConvProblem, **options: Any) -> Any:
+def made(problem: ConvProblem, **options: Any) -> Any:
     """A plan; skips where the table lacks a kernel."""
     try:
-        return conv_plan.make(what, **({"backend": BACKEND} | options))
+        return conv_plan.make(problem, **({"backend": BACKEND} | options))
     except ac.KernelNotFoundError as error:
         lacking(error, options.get("arch"))
 
@@ -756,7 +758,7 @@ def test_long_sums(case: Case) -> None:
     run(case)
     g, kind = case.geometry, case.kind
     first, second, shape = shapes_of("wgrad", g)
-    a, b = (placed(one, kind.dtype, seed, tf32=True) for one, seed in ((first, 1), (second, 2)))
+    a, b = (placed(shape, kind.dtype, seed, tf32=True) for shape, seed in ((first, 1), (second, 2)))
     options = {"precision": kind.precision} if kind.dtype is D.F32 else {}
     results = []
     for _ in range(3):
@@ -764,8 +766,8 @@ def test_long_sums(case: Case) -> None:
         call("wgrad", a, b, g, out=out.view, **options)
         out.assert_guards()
         results.append(out.view)
-    for one in results[1:]:
-        assert_same_bits(one, results[0])
+    for result in results[1:]:
+        assert_same_bits(result, results[0])
 
 
 def test_plans_of_long_sums_say_so() -> None:
@@ -812,13 +814,13 @@ def test_cells_of_other_archs(case: Case, arch: SmArch) -> None:
         pytest.skip(f"code for {arch.value} does not run on this GPU")
     g, kind = case.geometry, case.kind
     first, second, shape = shapes_of(case.op, g)
-    a, b = (placed(one, kind.dtype, seed, tf32=True) for one, seed in ((first, 1), (second, 2)))
+    a, b = (placed(shape, kind.dtype, seed, tf32=True) for shape, seed in ((first, 1), (second, 2)))
     out = poisoned(shape, case.result)
     bias = fill(shape[-1:], case.result, 4) if case.bias else None
-    what = problem_of(case.op, a, b, out.view, g, kind, bias=bias, activation=case.activation)
-    plan = made(what, arch=arch, like=a)
+    problem = problem_of(case.op, a, b, out.view, g, kind, bias=bias, activation=case.activation)
+    plan = made(problem, arch=arch, like=a)
     assert all(picked.key.arch is arch for picked in plan.candidates)
-    assert plan(*(one for one in (a, b, bias) if one is not None), out=out.view) is out.view
+    assert plan(*(array for array in (a, b, bias) if array is not None), out=out.view) is out.view
     out.assert_guards()
     check(case, out.view, a, b, bias=bias, exact=True)
 
@@ -838,9 +840,9 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[ConvProblem]:
     """Problems that a plan was made for, from an empty cache on."""
     problems: list[ConvProblem] = []
 
-    def make(what: ConvProblem, **options: Any) -> Any:
-        problems.append(what)
-        return conv_plan.make(what, **options)
+    def make(problem: ConvProblem, **options: Any) -> Any:
+        problems.append(problem)
+        return conv_plan.make(problem, **options)
 
     monkeypatch.setattr(conv_module, "make", make)
     kept_plans.clear()

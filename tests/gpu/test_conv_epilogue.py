@@ -68,7 +68,7 @@ class Arrays:
         else:
             given |= {"epilogue": case.tree, **{name: self[name] for name in (*case.operands, *case.outputs)}}
         given |= {RESULT: self[RESULT], **changes}
-        arguments = {name: one for name, one in given.items() if one is not None}
+        arguments = {name: array for name, array in given.items() if array is not None}
         c = self["c"] if case.beta else None
         if case.op == FPROP:
             return ac.conv2d(self["a"], self["b"], c, **arguments)
@@ -112,11 +112,11 @@ def assert_as_unfused(arrays: Arrays) -> None:
     unfused = evaluate_torch(case.tree, to_torch(acc, "cuda"), on_gpu, out_dtype=case.d)
     bounds = reference.tolerances(case.tree, acc, error, read, out_dtype=case.d)
     got = case.matrices({name: host(arrays.held[name].view) for name in arrays.written})
-    masks = {one.name for one in case.tree.outputs if one.kind == MASK}
+    masks = {output.name for output in case.tree.outputs if output.kind == MASK}
     for name, bound in bounds.items():
         mine, want = got[name], host(unfused[name])
         if name in masks:
-            mine, want = (np.unpackbits(one, -1, count=acc.shape[1], bitorder="little") for one in (mine, want))
+            mine, want = (np.unpackbits(bits, -1, count=acc.shape[1], bitorder="little") for bits in (mine, want))
         off = np.abs(to_float64(mine) - to_float64(want))
         assert not (~(off <= 2.0 * bound)).any(), name
 
@@ -141,7 +141,7 @@ def test_new_results(name: str, how: str) -> None:
         made = arrays.call(out=None, **outputs, epilogue=case.function if how == "function" else case.tree)
         results = {RESULT: made} if not isinstance(made, dict) else made
         assert set(results) == {RESULT, *case.outputs}
-        arrays.assert_right({key: in_nhwc(case, one) for key, one in results.items()})
+        arrays.assert_right({key: in_nhwc(case, result) for key, result in results.items()})
 
 
 @pytest.mark.parametrize("name", list(COMMON))
@@ -159,7 +159,7 @@ def test_host_arrays(name: str, backend: str) -> None:
         made = ac.conv2d_dgrad(given["a"], given["b"], case.image, **how)
     results = {RESULT: made} if not isinstance(made, dict) else made
     arrays = Arrays(case)
-    arrays.assert_right({key: np.ascontiguousarray(in_nhwc(case, one)) for key, one in results.items()})
+    arrays.assert_right({key: np.ascontiguousarray(in_nhwc(case, result)) for key, result in results.items()})
 
 
 @pytest.mark.parametrize("name", ["block-nhwc", "block-nchw", "gradient"])

@@ -74,8 +74,8 @@ def plan_of(m: int, n: int, k: int, layout: str) -> ac.Plan:
     return made
 
 
-def same(one: Any, other: Any) -> bool:
-    return bool((one.view(bits_dtype(D.BF16)) == other.view(bits_dtype(D.BF16))).all())
+def same(result: Any, other: Any) -> bool:
+    return bool((result.view(bits_dtype(D.BF16)) == other.view(bits_dtype(D.BF16))).all())
 
 
 @pytest.mark.parametrize("captured", [False, True])
@@ -89,10 +89,10 @@ def test_operands_stored_late_are_waited_for(
     b, new_b = placed((k, n), D.BF16, 3, layout=layout), placed((k, n), D.BF16, 4, layout=layout)
     c, new_c = placed((m, n), D.BF16, 5), placed((m, n), D.BF16, 6)
     out = torch.empty_like(c)
-    old = [one.clone() for one in (a, b, c)]
+    old = [operand.clone() for operand in (a, b, c)]
     wanted = plan(new_a, new_b, new_c, alpha=0.5, beta=2.0)
     # Columns lie behind one another: what is copied is the memory.
-    flat_b, flat_new_b = (one.T if layout == "c" else one for one in (b, new_b))
+    flat_b, flat_new_b = (matrix.T if layout == "c" else matrix for matrix in (b, new_b))
 
     stores = ((a, new_a), (flat_b, flat_new_b), (c, new_c))
     for last in range(3):
@@ -104,8 +104,8 @@ def test_operands_stored_late_are_waited_for(
 
         run = replayed(work, torch) if captured else work
         for _ in range(3):
-            for one, values in zip((a, b, c), old, strict=True):
-                one.copy_(values)
+            for operand, values in zip((a, b, c), old, strict=True):
+                operand.copy_(values)
             out.fill_(float("nan"))
             torch.cuda.synchronize()
             run()
@@ -181,7 +181,7 @@ def test_chains_have_the_bits_of_serialized_launches(torch: Any, *, captured: bo
     for layer in range(layers):
         plans.append(plan_of(m, width, width, "c" if layer % 3 else "r"))
         weights.append(placed((width, width), D.BF16, 10 + layer, layout="c" if layer % 3 else "r") / width**0.5)
-    bound = [ac.BoundPlan(plan, one) for plan, one in zip(plans, weights, strict=True)]
+    bound = [ac.BoundPlan(plan, weight) for plan, weight in zip(plans, weights, strict=True)]
     start = placed((m, width), D.BF16, 1)
     buffers = [torch.empty_like(start) for _ in range(2)]
 
@@ -242,18 +242,18 @@ def test_streams_are_apart(late: Late, torch: Any) -> None:
     m, n, k, layout = PROBLEMS[0]
     b = placed((k, n), D.BF16, 2, layout=layout)
     inputs = [placed((m, k), D.BF16, 10 + i) for i in range(4)]
-    wanted = [plan(one, b) for one in inputs]
-    places = [torch.zeros_like(one) for one in inputs]
-    outs = [torch.empty_like(one) for one in wanted]
+    wanted = [plan(a, b) for a in inputs]
+    places = [torch.zeros_like(a) for a in inputs]
+    outs = [torch.empty_like(d) for d in wanted]
     streams = [torch.cuda.Stream() for _ in inputs]
     torch.cuda.synchronize()
     for _ in range(5):
-        for one in places:
-            one.zero_()
+        for place in places:
+            place.zero_()
         torch.cuda.synchronize()
-        for stream, place, one, out in zip(streams, places, inputs, outs, strict=True):
+        for stream, place, a, out in zip(streams, places, inputs, outs, strict=True):
             with torch.cuda.stream(stream):
-                late(place, one)
+                late(place, a)
                 plan(place, b, out=out)
         torch.cuda.synchronize()
-        assert all(same(out, one) for out, one in zip(outs, wanted, strict=True))
+        assert all(same(out, want) for out, want in zip(outs, wanted, strict=True))

@@ -209,7 +209,7 @@ def test_host_arrays(name: str, kind: str, torch: Any) -> None:
     case = COMMON[name]
     values = case.values()
     given = {key: array if kind == "numpy" else to_torch(array) for key, array in values.items()}
-    arguments = case.arguments({one.name: given[one.name] for one in case.tree.inputs})
+    arguments = case.arguments({operand.name: given[operand.name] for operand in case.tree.inputs})
     results = results_of(case, ac.gemm(given["a"], given["b"], alpha=case.alpha, out_dtype=case.d, **arguments))
     assert all(isinstance(array, np.ndarray if kind == "numpy" else torch.Tensor) for array in results.values())
     assert_right(case, values, {key: host(array) for key, array in results.items()})
@@ -219,7 +219,7 @@ def test_host_results_by_name() -> None:
     case = as_tree(COMMON["forward"])
     values = case.values()
     outs = {key: np.zeros(lie.shape, numpy_type(lie.dtype)) for key, lie in case.lies.items() if key not in values}
-    read = {one.name: values[one.name] for one in case.tree.inputs}
+    read = {operand.name: values[operand.name] for operand in case.tree.inputs}
     returned = ac.gemm(values["a"], values["b"], epilogue=case.tree, alpha=case.alpha, **read, **outs)
     assert all(returned[key] is outs[key] for key in returned)
     assert_right(case, values, outs)
@@ -234,7 +234,7 @@ def test_cupy(name: str, cupy: Any) -> None:
     case = COMMON[name]
     values = case.values()
     given = {key: cupy.asarray(array) for key, array in values.items()}
-    arguments = case.arguments({one.name: given[one.name] for one in case.tree.inputs})
+    arguments = case.arguments({operand.name: given[operand.name] for operand in case.tree.inputs})
     returned = ac.gemm(given["a"], given["b"], alpha=case.alpha, out_dtype=case.d, **arguments)
     results = results_of(case, returned)
     assert all(isinstance(array, cupy.ndarray) for array in results.values())

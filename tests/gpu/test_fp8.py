@@ -135,9 +135,9 @@ def test_every_cell(key: KernelKey, torch: Any) -> None:
         a, b = placed((m, k), key.a, 1, layout=key.layout_a), placed((k, n), key.b, 2, layout=key.layout_b)
         out = guarded((m, n), key.d, layout=key.layout_d)
         if key.epilogue == "lc" and not key.scale_type:
-            what = problem_of(a, b, out.view, math_mode=key.math)
-            choice = replace(select.candidate_of(GemmSearch(what, device), key), info=info)
-            from_candidate(what, choice, PlanOptions(like=a))(a, b, out=out.view)
+            problem = problem_of(a, b, out.view, math_mode=key.math)
+            choice = replace(select.candidate_of(GemmSearch(problem, device), key), info=info)
+            from_candidate(problem, choice, PlanOptions(like=a))(a, b, out=out.view)
             torch.cuda.synchronize()
             out.assert_guards()
             assert_scaled(out.view, a, b, fast=key.math == "fast")

@@ -397,8 +397,8 @@ def test_quantized_matrices(torch: Any) -> None:
         ),
     }
     for form, pair in forms.items():
-        a, b = (torch.from_numpy(one.values.view(np.uint8)).cuda().view(torch.float8_e4m3fn) for one in pair)
-        scale_a, scale_b = (torch.from_numpy(np.array(one.scale)).cuda() for one in pair)
+        a, b = (torch.from_numpy(matrix.values.view(np.uint8)).cuda().view(torch.float8_e4m3fn) for matrix in pair)
+        scale_a, scale_b = (torch.from_numpy(np.array(matrix.scale)).cuda() for matrix in pair)
         d = call(a, b.t().contiguous().t(), out_dtype=D.F32, scale_a=scale_a, scale_b=scale_b)
         error = np.abs(host(d) - exact) / magnitude
         assert error.max() < 2.0**-4, form

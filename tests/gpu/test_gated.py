@@ -52,7 +52,7 @@ def _check(got: np.ndarray, a, b, activation: str, result: D, operand: D, **scal
         gate, other = product[..., 0::2], product[..., 1::2]
         want = function(gate) * other
         around = [function(gate + sign * error[..., 0::2]) for sign in (-1.0, 1.0)]
-        spread = np.maximum(*(np.abs(one - function(gate)) for one in around)) + 2.0**-14 * np.abs(gate)
+        spread = np.maximum(*(np.abs(value - function(gate)) for value in around)) + 2.0**-14 * np.abs(gate)
         bound = spread * (np.abs(other) + error[..., 1::2]) + np.abs(function(gate)) * error[..., 1::2]
     rounding = 2.0 ** {D.BF16: -8, D.F16: -10, D.F32: -20, D.F8E4M3: -3}[result]
     floor = {D.F8E4M3: 2.0**-9, D.F16: 2.0**-23}.get(result, 1e-30)

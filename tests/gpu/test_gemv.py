@@ -100,13 +100,13 @@ def check(key: KernelKey, problem: Problem, *, stride: int = 1, alpha: float = 1
     c = vector((*batch, m), key.d, 3, stride=stride) if beta else None
     given = {"a": a, "x": x, **({} if c is None else {"c": c})}
     out = Vector((*batch, m), key.d, stride=stride)
-    what = product({label: spec(array) for label, array in {**given, "out": out.view}.items()}, key.math, 0)
-    search = GemvSearch(what, devices.get(0))
+    gemv_problem = product({label: spec(array) for label, array in {**given, "out": out.view}.items()}, key.math, 0)
+    search = GemvSearch(gemv_problem, devices.get(0))
     info = every_cell.row_of(key)
     candidate = dataclasses.replace(select.candidate_of(search, key), info=info)
     slices = estimate.slices(key, candidate.formulation.extents, devices.get(0))
     for count in {1, slices[len(slices) // 2], slices[-1]}:
-        plan = from_candidate(what, dataclasses.replace(candidate, split_k=count), how=PlanOptions(like=a))
+        plan = from_candidate(gemv_problem, dataclasses.replace(candidate, split_k=count), how=PlanOptions(like=a))
         assert plan.kernel_name == key.name
         made = []
         for _ in range(2):
@@ -152,7 +152,7 @@ def compared(torch: Any, call: Any, want: Any) -> None:
     torch.testing.assert_close(got.double(), want, rtol=limit, atol=limit * max(1.0, want.abs().max().item() / 8))
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=lambda one: one.value)
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: dtype.value)
 @pytest.mark.parametrize("layout", [ROW, COLUMN])
 @pytest.mark.parametrize("offset", [0, 1])
 def test_matrices_of_any_address_and_stride(dtype: D, layout: str, offset: int) -> None:

@@ -21,7 +21,8 @@ import atomr_cutlass as ac
 import every_cell
 import fake_cases
 from atomr_cutlass import SmArch, reference
-from atomr_cutlass.arrays import numerics, operands
+from atomr_cutlass.arrays import numerics
+from atomr_cutlass.arrays.operands import as_operand, dtype_of
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.rules import FP8_TYPES
@@ -224,26 +225,26 @@ def scales_of(case: Case, seed: int) -> dict[str, Any]:
 
 def run(case: Case, **options: Any) -> Given:
     """Calls `grouped_gemm` and checks everything that it wrote or should not have."""
-    one = given(case)
-    assert one.call(case, **options) is one.out.view
-    check(case, one)
-    return one
+    operands = given(case)
+    assert operands.call(case, **options) is operands.out.view
+    check(case, operands)
+    return operands
 
 
-def check(case: Case, one: Given, d: Any = None) -> None:
+def check(case: Case, operands: Given, d: Any = None) -> None:
     """The result, what no group has, and what lies around."""
-    d = one.out.view if d is None else d
-    one.out.assert_guards()
-    if d is one.out.view and not case.in_place:
+    d = operands.out.view if d is None else d
+    operands.out.assert_guards()
+    if d is operands.out.view and not case.in_place:
         untouched(case, d)
     if case.tree:
-        _check_tree(case, one, d)
+        _check_tree(case, operands, d)
         return
     work = sum(case.sizes) * case.n * (case.m if case.form == ALONG_K else case.k)
     if work <= NUMPY_LIMIT:
-        _check_by_numpy(case, one, d)
+        _check_by_numpy(case, operands, d)
     else:
-        _check_by_torch(case, one, d)
+        _check_by_torch(case, operands, d)
 
 
 def untouched(case: Case, d: Any) -> None:
@@ -266,11 +267,11 @@ def limits(case: Case) -> reference.Tolerance:
     return found._replace(atol_factor=found.atol_factor * 2) if case.activation else found
 
 
-def _host_scales(case: Case, one: Given) -> dict[str, Any]:
+def _host_scales(case: Case, operands: Given) -> dict[str, Any]:
     """As the reference takes them."""
-    found = {name: value if isinstance(value, float) else host(value) for name, value in one.scales.items()}
+    found = {name: value if isinstance(value, float) else host(value) for name, value in operands.scales.items()}
     groups = len(case.sizes)
-    rows = one.a.shape[-2]
+    rows = operands.a.shape[-2]
     for name, value in found.items():
         if isinstance(value, float) or value.size == 1 or value.size != groups or value.ndim not in (1, 3):
             continue
@@ -289,12 +290,12 @@ def _host_scales(case: Case, one: Given) -> dict[str, Any]:
     return found
 
 
-def _check_by_numpy(case: Case, one: Given, d: Any) -> None:
+def _check_by_numpy(case: Case, operands: Given, d: Any) -> None:
     name = "counts" if case.counts or case.form == MASKED else "offsets"
-    arrays = [host(one.a), host(one.b), None if one.before is None else host(one.before)]
+    arrays = [host(operands.a), host(operands.b), None if operands.before is None else host(operands.before)]
     common: dict[str, Any] = {
-        name: host(one.divided), "alpha": case.alpha, "beta": case.beta, **_host_scales(case, one),
-        "bias": None if one.bias is None else host(one.bias),
+        name: host(operands.divided), "alpha": case.alpha, "beta": case.beta, **_host_scales(case, operands),
+        "bias": None if operands.bias is None else host(operands.bias),
     }  # fmt: skip
     got: Any = host(d)
     want: Any = grouped_reference.grouped_gemm(
@@ -305,12 +306,12 @@ def _check_by_numpy(case: Case, one: Given, d: Any) -> None:
     assert right.all(), f"{(~right).sum()} of {right.size} elements are wrong, the first at {np.argwhere(~right)[0]}"
 
 
-def _check_tree(case: Case, one: Given, d: Any) -> None:
+def _check_tree(case: Case, operands: Given, d: Any) -> None:
     """Each group against the reference's tree on top of products in float64."""
     k = max([1, *case.sizes]) if case.form == ALONG_K else case.k
     blocks = BLOCK if case.scale.startswith("block") else 0
     bound = reference.tolerance(case.a, F32, k, fast_accum=case.fast, scale_block=blocks)
-    for g, (a, b, c, part, scale_a, scale_b) in enumerate(_parts(case, one, d)):
+    for g, (a, b, c, part, scale_a, scale_b) in enumerate(_parts(case, operands, d)):
         if part.numel() == 0:
             continue
         wide_a, wide_b = a.float().double() * scale_a, b.float().double() * scale_b
@@ -320,8 +321,8 @@ def _check_tree(case: Case, one: Given, d: Any) -> None:
             acc += case.beta * c.float().double()
             magnitude += abs(case.beta) * c.float().double().abs()
         error = host(magnitude) * bound.atol_factor + host(acc.abs()) * bound.rtol
-        read = {name: host(_of_group(value, g)) for name, value in (("bias", one.bias), ("factor", one.factor))
-                if value is not None}  # fmt: skip
+        values = {"bias": operands.bias, "factor": operands.factor}
+        read = {name: host(_of_group(value, g)) for name, value in values.items() if value is not None}
         wrong = reference.mismatches(case.epilogue, {"out": host(part)}, host(acc), error, read, out_dtype=case.result)
         assert not wrong, f"group {g}: {wrong}"
 
@@ -330,21 +331,21 @@ def _of_group(value: Any, g: int) -> Any:
     return value if value.ndim == 1 else value[g].reshape(-1)
 
 
-def _parts(case: Case, one: Given, d: Any) -> Iterator[tuple[Any, ...]]:
+def _parts(case: Case, operands: Given, d: Any) -> Iterator[tuple[Any, ...]]:
     """(A, B, C, D, scale of A, scale of B) of each group, on the GPU."""
     for g, (start, stop) in enumerate(bounds(case)):
-        c = one.before
-        scale = {name: _scale_of(case, value, name, g, start, stop) for name, value in one.scales.items()}
+        c = operands.before
+        scale = {name: _scale_of(case, value, name, g, start, stop) for name, value in operands.scales.items()}
         sa, sb = scale.get("scale_a", 1.0), scale.get("scale_b", 1.0)
         if case.form == CONTIGUOUS:
             rows = slice(start, stop)
-            yield one.a[rows], one.b[g], None if c is None else c[rows], d[rows], sa, sb
+            yield operands.a[rows], operands.b[g], None if c is None else c[rows], d[rows], sa, sb
         elif case.form == MASKED:
             rows = slice(0, case.sizes[g])
-            yield one.a[g, rows], one.b[g], None if c is None else c[g, rows], d[g, rows], sa, sb
+            yield operands.a[g, rows], operands.b[g], None if c is None else c[g, rows], d[g, rows], sa, sb
         else:
             part = slice(start, stop)
-            yield one.a[:, part], one.b[part], None if c is None else c[g], d[g], sa, sb
+            yield operands.a[:, part], operands.b[part], None if c is None else c[g], d[g], sa, sb
 
 
 def _scale_of(case: Case, value: Any, name: str, g: int, start: int, stop: int) -> Any:
@@ -369,19 +370,19 @@ def _scale_of(case: Case, value: Any, name: str, g: int, start: int, stop: int) 
     return part.double()
 
 
-def _check_by_torch(case: Case, one: Given, d: Any) -> None:
+def _check_by_torch(case: Case, operands: Given, d: Any) -> None:
     import torch
 
     bound_of = limits(case)
-    for g, (a, b, c, part, scale_a, scale_b) in enumerate(_parts(case, one, d)):
+    for g, (a, b, c, part, scale_a, scale_b) in enumerate(_parts(case, operands, d)):
         wide_a, wide_b = a.float().double() * scale_a, b.float().double() * scale_b
         want = case.alpha * (wide_a @ wide_b)
         magnitude = abs(case.alpha) * (wide_a.abs() @ wide_b.abs())
         if c is not None:
             want += case.beta * c.float().double()
             magnitude += abs(case.beta) * c.float().double().abs()
-        if one.bias is not None:
-            bias = (one.bias if one.bias.ndim == 1 else one.bias[g]).float().double()
+        if operands.bias is not None:
+            bias = (operands.bias if operands.bias.ndim == 1 else operands.bias[g]).float().double()
             want += bias
             magnitude += bias.abs()
         if case.activation is not None:
@@ -635,7 +636,7 @@ def test_trees_of_lists(tree: str, shared: bool) -> None:
     bias = [placed((1, n), BF16, g + 200)[0] for g, (m, n, k) in enumerate(shapes)]
     factor = scales((1,), 5) if shared else [scales((1,), g + 300) for g in range(len(shapes))]
     out = [guarded((m, n), case.result) for m, n, k in shapes]
-    views = [one.view for one in out]
+    views = [result.view for result in out]
     for _ in range(2):
         made = ac.grouped_gemm(a, b, out=views, backend=BACKEND, epilogue=case.epilogue, bias=bias, factor=factor)
         assert made is views
@@ -649,15 +650,15 @@ def test_trees_of_lists(tree: str, shared: bool) -> None:
 
 def test_functions_and_trees_give_the_same_bits() -> None:
     case = next(case for case in TREE_CASES if case.tree == "quantized")
-    one = run(case)
-    want, kept = one.out.view.clone(), len(kept_plans)
-    one.out.view.view(bits_dtype(case.result)).fill_(-1)
-    assert one.call(case, epilogue=TREES[case.tree]) is one.out.view
-    assert_same_bits(one.out.view[: sum(case.sizes)], want[: sum(case.sizes)])
-    check(case, one)
+    operands = run(case)
+    want, kept = operands.out.view.clone(), len(kept_plans)
+    operands.out.view.view(bits_dtype(case.result)).fill_(-1)
+    assert operands.call(case, epilogue=TREES[case.tree]) is operands.out.view
+    assert_same_bits(operands.out.view[: sum(case.sizes)], want[: sum(case.sizes)])
+    check(case, operands)
     assert len(kept_plans) == kept
     # D's element type is the tree's own.
-    d = one.call(case, out=None)
+    d = operands.call(case, out=None)
     assert_same_bits(d[: sum(case.sizes)], want[: sum(case.sizes)])
 
 
@@ -665,34 +666,34 @@ def test_plans_with_trees_are_kept() -> None:
     """The next call's operands may be other arrays, and so may their values."""
     case = next(case for case in TREE_CASES if case.tree == "clamped" and case.bias == "groups")
     kept_plans.clear()  # a full cache would not grow
-    one = run(case)
+    operands = run(case)
     kept = len(kept_plans)
     with fake_cases.parsed() as calls:
         for seed in range(3):
-            one.bias, one.factor = bias_of(case, seed), factor_of(case, seed + 10)
-            one.call(case)
-            check(case, one)
+            operands.bias, operands.factor = bias_of(case, seed), factor_of(case, seed + 10)
+            operands.call(case)
+            check(case, operands)
     assert (len(kept_plans), calls) == (kept, [])
 
 
 def test_unaligned_groups_have_no_trees(torch: Any) -> None:
     """Nothing is written: kernels of the sm80 generation evaluate act(acc + bias) alone."""
     case = replace(ROWS, n=133, k=71, tree="clamped", bias="row", bias_type=BF16, factor="one")
-    one = given(case)
+    operands = given(case)
     with pytest.raises(ac.UnsupportedError, match="tells their epilogue no group's number"):
-        one.call(case)
+        operands.call(case)
     torch.cuda.synchronize()
-    one.out.assert_untouched()
+    operands.out.assert_untouched()
 
 
 def test_what_the_sm80_generation_has_no_bias_beside(torch: Any) -> None:
     for changes in ({"beta": 1.0}, {"bias_type": F32}, {"bias": "strided"}):
         case = replace(Case(CONTIGUOUS, UNEVEN, 133, 71, rest=3, bias="groups"), **changes)
-        one = given(case)
+        operands = given(case)
         with pytest.raises(ac.UnsupportedError, match="without c, contiguous and of the result's dtype"):
-            one.call(case)
+            operands.call(case)
         torch.cuda.synchronize()
-        one.out.assert_untouched()
+        operands.out.assert_untouched()
 
 
 @pytest.mark.parametrize("form", [CONTIGUOUS, MASKED])
@@ -706,15 +707,15 @@ def test_plans_with_bias_are_kept() -> None:
     """The next call's bias may be another array, and so may its values."""
     case = replace(ROWS, bias="groups", activation="gelu")
     kept_plans.clear()  # a full cache would not grow
-    one = run(case)
+    operands = run(case)
     kept = len(kept_plans)
     with fake_cases.parsed() as calls:
         for seed in range(3):
-            one.bias = bias_of(case, seed)
-            one.call(case)
-            check(case, one)
+            operands.bias = bias_of(case, seed)
+            operands.call(case)
+            check(case, operands)
     assert (len(kept_plans), calls) == (kept, [])
-    one.call(case, activation=None)
+    operands.call(case, activation=None)
     assert len(kept_plans) == kept + 1
 
 
@@ -737,37 +738,37 @@ def test_no_rows_and_no_groups(torch: Any, rest: int) -> None:
 def test_new_results_and_kept_plans(torch: Any) -> None:
     """Without `out`: rows of no group are unspecified, the others right; the plan is made once."""
     case = Case(CONTIGUOUS, UNEVEN, 136, 72, rest=7)
-    one = given(case)
-    one.call(case, out=None)
+    operands = given(case)
+    operands.call(case, out=None)
     kept = len(kept_plans)
     with fake_cases.parsed() as calls:
         for _ in range(3):
-            d = one.call(case, out=None)
-            assert (d.shape, d.dtype, d.device) == ((case.shapes[2]), torch.bfloat16, one.a.device)
-            check(case, one, d)
+            d = operands.call(case, out=None)
+            assert (d.shape, d.dtype, d.device) == ((case.shapes[2]), torch.bfloat16, operands.a.device)
+            check(case, operands, d)
     assert (len(kept_plans), calls) == (kept, [])
 
 
 def test_results_of_torch_loops(torch: Any) -> None:
     """What PyTorch computes one group at a time, to the rounding of bf16."""
     case = Case(CONTIGUOUS, skewed(32, 2000), 256, 512, layouts="rc")
-    one = run(case)
+    operands = run(case)
     start = 0
     for g, size in enumerate(case.sizes):
-        want = one.a[start : start + size] @ one.b[g]
-        torch.testing.assert_close(one.out.view[start : start + size], want, rtol=1.6e-2, atol=1e-2)
+        want = operands.a[start : start + size] @ operands.b[g]
+        torch.testing.assert_close(operands.out.view[start : start + size], want, rtol=1.6e-2, atol=1e-2)
         start += size
 
 
 def test_the_same_call_gives_the_same_bits() -> None:
     case = Case(CONTIGUOUS, skewed(48, 2000), 256, 512, layouts="rc")
-    one = run(case)
-    first = one.out.view.clone()
+    operands = run(case)
+    first = operands.out.view.clone()
     for _ in range(5):
-        one.out.view.fill_(float("nan"))
-        one.call(case)
+        operands.out.view.fill_(float("nan"))
+        operands.call(case)
         stop = sum(case.sizes)
-        assert_same_bits(one.out.view[:stop], first[:stop])
+        assert_same_bits(operands.out.view[:stop], first[:stop])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -828,12 +829,12 @@ def _lists(
     ]
     out = [guarded((m, n), result, **leading(n)) for m, n, k in shapes]
     c = [placed((m, n), result, g + 2000, **leading(n)) for g, (m, n, k) in enumerate(shapes)] if beta else None
-    before = [None] * len(shapes) if c is None else [one.clone() for one in c]
+    before = [None] * len(shapes) if c is None else [matrix.clone() for matrix in c]
     if in_place and c is not None:
-        for one, kept in zip(out, c, strict=True):
-            one.view.copy_(kept)
-        c = [one.view for one in out]
-    views = [one.view for one in out]
+        for result, kept in zip(out, c, strict=True):
+            result.view.copy_(kept)
+        c = [result.view for result in out]
+    views = [result.view for result in out]
     rows = [placed((1, n), result, g + 3000)[0] for g, (m, n, k) in enumerate(shapes)] if bias else None
     how: dict[str, Any] = {"beta": beta, "bias": rows, "activation": activation}
     for _ in range(1 if in_place else 2):  # the second call takes the kept plan
@@ -863,7 +864,7 @@ def test_lists_without_out() -> None:
     a, b = [placed((9, 16), BF16, 1), placed((0, 8), BF16, 2)], [placed((16, 24), BF16, 3), placed((8, 8), BF16, 4)]
     for _ in range(2):
         made = ac.grouped_gemm(a, b, backend=BACKEND)
-        assert [tuple(one.shape) for one in made] == [(9, 24), (0, 8)]
+        assert [tuple(d.shape) for d in made] == [(9, 24), (0, 8)]
         np.testing.assert_allclose(host(made[0]).astype(np.float32), host(a[0] @ b[0]).astype(np.float32), atol=0.1)
 
 
@@ -876,23 +877,24 @@ def test_lists_without_out() -> None:
 def test_graphs_replay_with_the_sizes_of_the_time(torch: Any, name: str) -> None:
     """Captured once; sizes change between replays, which the host never learns of."""
     case, changes = REPLAYS[name]
-    one = run(case)  # the plan is made outside of the capture
+    operands = run(case)  # the plan is made outside of the capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        one.call(case)
+        operands.call(case)
     total = sum(case.sizes) + case.rest
     by_counts = case.counts or case.form == MASKED
     for sizes in (case.sizes, *changes):
         changed = replace(case, sizes=sizes, rest=0 if case.form == MASKED else total - sum(sizes))
         fresh = given(changed)
-        for kept, new in ((one.a, fresh.a), (one.b, fresh.b), (one.bias, fresh.bias), (one.factor, fresh.factor)):
+        for operand in ("a", "b", "bias", "factor"):
+            kept, new = getattr(operands, operand), getattr(fresh, operand)
             if kept is not None:
                 kept.copy_(new)
-        one.divided.copy_(int32(sizes if by_counts else ends(sizes)))
-        one.out.view.view(bits_dtype(case.result)).fill_(-1 if case.result in FP8_TYPES else _POISON[case.result])
+        operands.divided.copy_(int32(sizes if by_counts else ends(sizes)))
+        operands.out.view.view(bits_dtype(case.result)).fill_(-1 if case.result in FP8_TYPES else _POISON[case.result])
         graph.replay()
         torch.cuda.synchronize()
-        check(changed, one)
+        check(changed, operands)
 
 
 def test_graphs_of_lists(torch: Any) -> None:
@@ -900,15 +902,15 @@ def test_graphs_of_lists(torch: Any) -> None:
     shapes = ALIGNED[:3]
     a, b = [placed((m, k), BF16, m) for m, n, k in shapes], [placed((k, n), BF16, n) for m, n, k in shapes]
     out = [Guarded((m, n), BF16) for m, n, k in shapes]
-    views = [one.view for one in out]
+    views = [result.view for result in out]
     ac.grouped_gemm(a, b, out=views, backend=BACKEND)
-    want = [one.clone() for one in views]
+    want = [view.clone() for view in views]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         ac.grouped_gemm(a, b, out=views, backend=BACKEND)
     for _ in range(3):
-        for one in views:
-            one.fill_(float("nan"))
+        for view in views:
+            view.fill_(float("nan"))
         graph.replay()
         torch.cuda.synchronize()
         for got, right, guards in zip(views, want, out, strict=True):
@@ -918,36 +920,36 @@ def test_graphs_of_lists(torch: Any) -> None:
 
 def test_no_call_waits_for_the_gpu(torch: Any) -> None:
     case = Case(CONTIGUOUS, UNEVEN, 136, 72, layouts="rc")
-    one = run(case)
+    operands = run(case)
     torch.cuda.synchronize()
     done = torch.cuda.Event()
     torch.cuda._sleep(40_000_000)
-    one.call(case)
+    operands.call(case)
     done.record()
     assert not done.query()
     done.synchronize()
-    check(case, one)
+    check(case, operands)
 
 
 @pytest.mark.parametrize("how", ["object", "handle", "current"])
 def test_streams(torch: Any, how: str) -> None:
     """Offsets that a stream has yet to write are read after it has."""
     case = Case(CONTIGUOUS, UNEVEN, 136, 72, layouts="rc", rest=9)
-    one = run(case)
-    right, one.divided = one.divided, torch.zeros_like(one.divided)
-    one.out.view.view(torch.int16).fill_(_POISON[BF16])
+    operands = run(case)
+    right, operands.divided = operands.divided, torch.zeros_like(operands.divided)
+    operands.out.view.view(torch.int16).fill_(_POISON[BF16])
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(40_000_000)
-        one.divided.copy_(right)
+        operands.divided.copy_(right)
     if how == "current":
         with torch.cuda.stream(stream):
-            one.call(case)
+            operands.call(case)
     else:
-        one.call(case, stream=stream if how == "object" else stream.cuda_stream)
+        operands.call(case, stream=stream if how == "object" else stream.cuda_stream)
     stream.synchronize()
-    check(case, one)
+    check(case, operands)
 
 
 def test_streams_have_workspaces_of_their_own(torch: Any) -> None:
@@ -958,11 +960,11 @@ def test_streams_have_workspaces_of_their_own(torch: Any) -> None:
     several = [given(replace(case, sizes=tuple(reversed(case.sizes)) if i % 2 else case.sizes), i) for i in range(4)]
     torch.cuda.synchronize()
     for _ in range(20):
-        for one, stream in zip(several, streams, strict=True):
-            one.call(case, stream=stream)
+        for operands, stream in zip(several, streams, strict=True):
+            operands.call(case, stream=stream)
     torch.cuda.synchronize()
-    for i, one in enumerate(several):
-        check(replace(case, sizes=tuple(reversed(case.sizes)) if i % 2 else case.sizes), one)
+    for i, operands in enumerate(several):
+        check(replace(case, sizes=tuple(reversed(case.sizes)) if i % 2 else case.sizes), operands)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -982,12 +984,12 @@ def test_streams_have_workspaces_of_their_own(torch: Any) -> None:
     ids=str,
 )
 def test_host_operands(case: Case) -> None:
-    one = given(case)
-    arrays = [host(one.a), host(one.b), None if one.c is None else host(one.c)]
+    operands = given(case)
+    arrays = [host(operands.a), host(operands.b), None if operands.c is None else host(operands.c)]
     name = "counts" if case.form == MASKED else "offsets"
     common: dict[str, Any] = {
-        name: host(one.divided), "beta": case.beta, **{k: host(v) for k, v in one.scales.items()},
-        "bias": None if one.bias is None else host(one.bias),
+        name: host(operands.divided), "beta": case.beta, **{k: host(v) for k, v in operands.scales.items()},
+        "bias": None if operands.bias is None else host(operands.bias),
     }  # fmt: skip
     act: dict[str, Any] = {"activation": case.activation}
     out = np.full(case.shapes[2], 2.0**15, numerics.numpy_dtype(case.result))
@@ -1058,11 +1060,11 @@ def test_offsets_that_make_no_sense_reach_nothing_outside(
 @pytest.mark.parametrize("values", [(20, -3, 1000), (2**31 - 1,) * 3, (-(2**31),) * 3], ids=str)
 def test_counts_that_make_no_sense_reach_nothing_outside(torch: Any, form: str, values: tuple[int, ...]) -> None:
     case = Case(form, (16, 16, 16), 136, 72, m=16, layouts="cr" if form == ALONG_K else "rc", counts=True)
-    one = given(case)
-    one.divided = int32(values)
-    one.call(case)
+    operands = given(case)
+    operands.divided = int32(values)
+    operands.call(case)
     torch.cuda.synchronize()
-    one.out.assert_guards()
+    operands.out.assert_guards()
 
 
 def good() -> dict[str, Any]:
@@ -1138,23 +1140,23 @@ def test_bad_input_is_refused_and_nothing_is_written(torch: Any, name: str) -> N
 
 def test_the_debug_switch_of_the_environment(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(CONTIGUOUS, (20, 0, 20), 136, 72, rest=8)
-    one = run(case)
+    operands = run(case)
     monkeypatch.setenv("ATOMR_CUTLASS_CHECK", "1")
-    one.call(case)
-    check(case, one)
+    operands.call(case)
+    check(case, operands)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):  # not looked at while it is captured
-        one.call(case)
-    one.divided[2] = 49
+        operands.call(case)
+    operands.divided[2] = 49
     with pytest.raises(ac.InvalidOperandError, match=r"offsets\[2\] is 49: group 2 ends at 49 of 48"):
-        one.call(case)
-    one.call(case, check=False)  # the last group takes all rows that there are
-    one.out.assert_guards()
-    one.divided[2] = 40
-    one.out.view.view(bits_dtype(case.result)).fill_(_POISON[case.result])
+        operands.call(case)
+    operands.call(case, check=False)  # the last group takes all rows that there are
+    operands.out.assert_guards()
+    operands.divided[2] = 40
+    operands.out.view.view(bits_dtype(case.result)).fill_(_POISON[case.result])
     graph.replay()
     torch.cuda.synchronize()
-    check(case, one)
+    check(case, operands)
 
 
 def test_results_must_not_overlap(torch: Any) -> None:
@@ -1183,8 +1185,8 @@ def cases_of(key: KernelKey) -> list[Case]:
         "fast": key.math == "fast",
     }  # fmt: skip
     if key.layout_a == "c":
-        return [Case(ALONG_K, one, n, m=136, rest=3, **common) for one in sizes]
-    found = [Case(CONTIGUOUS, one, n, k, rest=3, **common) for one in sizes]
+        return [Case(ALONG_K, size, n, m=136, rest=3, **common) for size in sizes]
+    found = [Case(CONTIGUOUS, size, n, k, rest=3, **common) for size in sizes]
     return [*found, Case(MASKED, sizes[0], n, k, m=320, **common), replace(found[0], alpha=0.5, beta=2.0)]
 
 
@@ -1224,11 +1226,11 @@ def test_kernels_of_older_archs_as_ptx(arch: SmArch, case: Case, monkeypatch: py
 
 def test_a_plan_of_a_request(torch: Any) -> None:
     shapes = ((64, 128, 256), (0, 16, 16), (300, 40, 64))
-    request = ac.GroupedGemmRequest(ac.GroupedGemmShape([ac.GemmShape(*one) for one in shapes]), dtype=BF16)
+    request = ac.GroupedGemmRequest(ac.GroupedGemmShape([ac.GemmShape(*shape) for shape in shapes]), dtype=BF16)
     plan = grouped_plan.make(request.problem(0), backend=BACKEND)
     a, b = [placed((m, k), BF16, m) for m, n, k in shapes], [placed((k, n), BF16, n) for m, n, k in shapes]
     out = [Guarded((m, n), BF16) for m, n, k in shapes]
-    plan(*a, *b, *(one.view for one in out))
+    plan(*a, *b, *(result.view for result in out))
     torch.cuda.synchronize()
     for x, y, d in zip(a, b, out, strict=True):
         d.assert_guards()
@@ -1238,13 +1240,13 @@ def test_a_plan_of_a_request(torch: Any) -> None:
 def test_a_plan_of_a_request_with_bias_and_activation(torch: Any) -> None:
     shapes = ((64, 128, 256), (0, 16, 16), (300, 40, 64))
     request = ac.GroupedGemmRequest(
-        ac.GroupedGemmShape([ac.GemmShape(*one) for one in shapes]), dtype=BF16,
+        ac.GroupedGemmShape([ac.GemmShape(*shape) for shape in shapes]), dtype=BF16,
         epilogue=ac.GemmEpilogue(bias=True, activation="relu"),
     )  # fmt: skip
     plan = grouped_plan.make(request.problem(0), backend=BACKEND)
     a, b = [placed((m, k), BF16, m) for m, n, k in shapes], [placed((k, n), BF16, n) for m, n, k in shapes]
     bias, out = [placed((1, n), BF16, n + 1)[0] for m, n, k in shapes], [Guarded((m, n), BF16) for m, n, k in shapes]
-    plan(*a, *b, *bias, *(one.view for one in out))
+    plan(*a, *b, *bias, *(result.view for result in out))
     torch.cuda.synchronize()
     for x, y, row, d in zip(a, b, bias, out, strict=True):
         d.assert_guards()
@@ -1257,15 +1259,15 @@ def test_a_plan_of_a_request_with_a_tree(torch: Any) -> None:
     tree = LISTED.epilogue
     shapes = ((64, 128, 256), (0, 16, 16), (300, 40, 64))
     request = ac.GroupedGemmRequest(
-        ac.GroupedGemmShape([ac.GemmShape(*one) for one in shapes]), dtype=BF16, layout_b=ac.GemmLayout.COL_MAJOR,
+        ac.GroupedGemmShape([ac.GemmShape(*shape) for shape in shapes]), dtype=BF16, layout_b=ac.GemmLayout.COL_MAJOR,
         epilogue=ac.GemmEpilogue(tree=tree),
     )  # fmt: skip
     plan = grouped_plan.make(request.problem(0), backend=BACKEND)
     a, b = [placed((m, k), BF16, m) for m, n, k in shapes], [placed((k, n), BF16, n, layout="c") for m, n, k in shapes]
     bias, out = [placed((1, n), BF16, n + 1)[0] for m, n, k in shapes], [Guarded((m, n), BF16) for m, n, k in shapes]
     given_by_name: dict[str, list[Any]] = {"bias": bias, "factor": [scales((1,), 1)]}
-    inputs = [one for operand in tree.inputs for one in given_by_name[operand.name]]
-    plan(*a, *b, *inputs, *(one.view for one in out))
+    inputs = [array for operand in tree.inputs for array in given_by_name[operand.name]]
+    plan(*a, *b, *inputs, *(result.view for result in out))
     torch.cuda.synchronize()
     factor = given_by_name["factor"][0]
     for x, y, row, d in zip(a, b, bias, out, strict=True):
@@ -1276,4 +1278,4 @@ def test_a_plan_of_a_request_with_a_tree(torch: Any) -> None:
 
 def test_operands_are_of_known_types() -> None:
     assert element_type(placed((4, 4), E4M3, 1)) is E4M3
-    assert operands.dtype_of(operands.as_operand(int32((1, 2))), "offsets") is D.I32
+    assert dtype_of(as_operand(int32((1, 2))), "offsets") is D.I32

@@ -37,12 +37,12 @@ SMALL = ac.GemmRequest(ac.GemmShape(256, 320, 512), dtype=D.F32, precision="ieee
 
 def chosen(a: Any, b: Any, out: Any, info: ac.KernelInfo, **changes: Any) -> tuple[Plan, Plan]:
     """Plans of one choice: its kernel from the table, and compiled."""
-    what = problem_of(a, b, out, math_mode=info.key.math)
-    ranked = select.rank(GemmSearch(what, devices.get(0), info.key.arch))
-    own = next(one for one in ranked if one.key == info.key and not one.formulation.swapped)
+    problem = problem_of(a, b, out, math_mode=info.key.math)
+    ranked = select.rank(GemmSearch(problem, devices.get(0), info.key.arch))
+    own = next(candidate for candidate in ranked if candidate.key == info.key and not candidate.formulation.swapped)
     own = dataclasses.replace(own, **changes)
     how = PlanOptions(like=a)
-    return from_candidate(what, own, how), from_candidate(what, dataclasses.replace(own, info=None), how)
+    return from_candidate(problem, own, how), from_candidate(problem, dataclasses.replace(own, info=None), how)
 
 
 def same_bits(torch: Any, x: Any, y: Any) -> bool:
@@ -292,9 +292,9 @@ def test_choices_of_keys_outside_the_matrix(torch: Any) -> None:
     a = placed((100, 70), D.F32, 1, layout=key.layout_a)
     b = placed((70, 50), D.F32, 2, layout=key.layout_b)
     out = Guarded((100, 50), key.d)
-    what = problem_of(a, b, out.view, math_mode="ieee")
-    choice: GemmCandidate = select.candidate_of(GemmSearch(what, devices.get(0)), key)
-    made = from_candidate(what, choice, PlanOptions(like=a))
+    problem = problem_of(a, b, out.view, math_mode="ieee")
+    choice: GemmCandidate = select.candidate_of(GemmSearch(problem, devices.get(0)), key)
+    made = from_candidate(problem, choice, PlanOptions(like=a))
     made(a, b, out=out.view)
     torch.cuda.synchronize()
     out.assert_guards()

@@ -90,8 +90,8 @@ def test_scales_on_the_device(epilogue: E, torch: Any) -> None:
     scales, host = scales_of(case, lambda array: placed.append(Placed(array)) or placed[-1].view)
     on_gpu = OnGpu(case, scales=scales)
     ac.matmul(on_gpu.request)
-    for one in (*on_gpu.held, *placed):
-        one.fetch()
+    for array in (*on_gpu.held, *placed):
+        array.fetch()
     a, b = wide(case.a) * host["a"][:, None], wide(case.b) * host["b"]
     form = FORMS[epilogue]
     bias = wide(case.bias) if form.bias == "added" else None
@@ -132,9 +132,9 @@ def test_results_may_replace_what_is_read(kind: Kind) -> None:
     """C, and what DGELU reads."""
     case = kind.case(E.RELU_AUX_BIAS, beta=1.0)
     on_gpu = OnGpu(case)
-    held = next(one for one in on_gpu.held if one.view is on_gpu.request.c)
+    held = next(array for array in on_gpu.held if array.view is on_gpu.request.c)
     request = case.request(
-        lambda array: next(one.view for one in on_gpu.held if one.host is array), d=held.view, c=held.view
+        lambda array: next(operand.view for operand in on_gpu.held if operand.host is array), d=held.view, c=held.view
     )
     want = case.want.d
     ac.matmul(request)
@@ -145,7 +145,7 @@ def test_results_may_replace_what_is_read(kind: Kind) -> None:
     on_gpu = OnGpu(gradient)
     aux = on_gpu.request.gelu_aux
     want = gradient.want.d
-    arrays = {one.host.ctypes.data: one.view for one in on_gpu.held}
+    arrays = {array.host.ctypes.data: array.view for array in on_gpu.held}
     assert ac.matmul(gradient.request(lambda array: arrays[array.ctypes.data], d=aux)) is aux
     on_gpu.fetch()
     got = wide(read(gradient.arrays["gelu_aux"], m, n, m + gradient.pad))
@@ -349,7 +349,7 @@ def test_overlaps_are_refused(torch: Any) -> None:
         ("gelu_aux", 520, "d overlaps"),
     ):
         moved = places | {name: at}
-        request = MatmulRequest(**{one: held[start : start + 256] for one, start in moved.items()}, **common)
+        request = MatmulRequest(**{name: held[start : start + 256] for name, start in moved.items()}, **common)
         with pytest.raises(ac.InvalidOperandError, match=says):
             ac.matmul(request)
     assert not bool(held.any())

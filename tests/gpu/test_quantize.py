@@ -135,8 +135,8 @@ def test_every_cast(torch: ModuleType, key: KernelKey) -> None:
     every_cell.right(key, info, f"{count} elements")
 
 
-QUANTIZED = [(D.F8E4M3, one) for one in FP8_SCALINGS] + [(D.F8E5M2, one) for one in FP8_SCALINGS]
-QUANTIZED += [(D.F4E2M1, one) for one in ("nvfp4", "mxfp4")]
+QUANTIZED = [(D.F8E4M3, scaling) for scaling in FP8_SCALINGS] + [(D.F8E5M2, scaling) for scaling in FP8_SCALINGS]
+QUANTIZED += [(D.F4E2M1, scaling) for scaling in ("nvfp4", "mxfp4")]
 
 
 @pytest.mark.usefixtures("without_kept")
@@ -169,10 +169,10 @@ def test_every_cell(
     again = quantized._wide_in_numpy(host, scales, (130, 416), scaling, 1.0, D.BF16)
     np.testing.assert_allclose(numerics.to_float64(_host(back)), numerics.to_float64(again), rtol=2**-8)
     cells = {*every_cell.keys("quantize", "dequantize")}
-    assert {one.key.op for one in launched} == {"quantize", "dequantize"}
-    for one in launched:
-        if one.key in cells:
-            every_cell.right(one.key, one.info, "130 x 416 elements")
+    assert {launch.key.op for launch in launched} == {"quantize", "dequantize"}
+    for launch in launched:
+        if launch.key in cells:
+            every_cell.right(launch.key, launch.info, "130 x 416 elements")
 
 
 def test_rows_may_lie_further_apart_and_specials_are_converted(torch: ModuleType) -> None:
@@ -209,19 +209,19 @@ def test_bad_input_is_refused(torch: ModuleType) -> None:
         ac.quantize(x.t())
     with pytest.raises(ac.InvalidOperandError, match="x is f64; expected f16, bf16, f32"):
         ac.quantize(x.double())
-    narrow, one = x.to(torch.float8_e4m3fn), torch.ones(1, device="cuda")
+    narrow, scale = x.to(torch.float8_e4m3fn), torch.ones(1, device="cuda")
     with pytest.raises(ac.InvalidOperandError, match=r"scales has shape \(3,\); expected \(1,\)"):
         ac.dequantize(narrow, torch.ones(3, device="cuda"))
     with pytest.raises(ac.InvalidOperandError, match="scales has elements of f16; expected f32"):
-        ac.dequantize(narrow, one.half())
+        ac.dequantize(narrow, scale.half())
     with pytest.raises(ac.InvalidOperandError, match="values is on cuda:0 and scales on the CPU"):
-        ac.dequantize(narrow, one.cpu())
+        ac.dequantize(narrow, scale.cpu())
     for second in (0.0, float("nan"), -1.0):
         with pytest.raises(ac.InvalidOperandError, match="expected a positive number in float32's range"):
             ac.quantize(x[:, :32], scaling="nvfp4", global_scale=second)
     with pytest.raises(ac.InvalidOperandError, match="only nvfp4 has one"):
         ac.quantize(x, global_scale=2.0)
     with pytest.raises(ac.InvalidOperandError, match="only nvfp4 has one"):
-        ac.dequantize(narrow, one, global_scale=2.0)
+        ac.dequantize(narrow, scale, global_scale=2.0)
     with pytest.raises(ac.InvalidOperandError, match="unknown backend 'nonsense'"):
         ac.quantize(x[:0], backend="nonsense")

@@ -121,7 +121,7 @@ def arrays_of(request: Any, seed: int = 5) -> tuple[dict[str, list[Any]], list[A
 
 def launch(made: Any, given: dict[str, list[Any]], out: list[Any]) -> None:
     """Launches a plan, or a bound one with the rest of its operands."""
-    operands = [one for arrays in given.values() for one in arrays]
+    operands = [array for arrays in given.values() for array in arrays]
     if len(out) == 1:  # C comes before the result where there is one
         made(*operands, out=out[0])
     else:
@@ -135,13 +135,13 @@ def test_a_bound_plan_computes_what_a_plan_does(request_: Any) -> None:
     operation = operation_of(request_)
     given, out = arrays_of(request_)
     launch(ac.plan(request_), given, out)
-    want = [one.clone() for one in out]
+    want = [array.clone() for array in out]
     other = arrays_of(request_, seed=6)[0][operation.bound]
     listed = operation.bound_slot(request_).listed
     bound = ac.plan(request_, b=other if listed else other[0])
     bound.refit(given[operation.bound] if listed else given[operation.bound][0])
-    for one in out:
-        one.fill_(0)
+    for array in out:
+        array.fill_(0)
     launch(bound, {name: arrays for name, arrays in given.items() if name != operation.bound}, out)
     for got, right in zip(out, want, strict=True):
         assert torch.equal(got.float(), right.float())
@@ -156,19 +156,19 @@ def test_an_actor_computes_what_a_plan_does(request_: Any) -> None:
     written = [given[slot.name][0] for slot in slots if slot.written]
     made = ac.plan(request_)
     launch(made, given, out)
-    kept = [one.clone() for one in written]
+    kept = [array.clone() for array in written]
     message = getattr(ac.CutlassMsg, str(operation_of(request_).message))
     sent = {slot.name: given[slot.name] if slot.listed else given[slot.name][0] for slot in slots}
     actor = ac.CutlassActor(4)
-    for target in (None, [torch.full_like(one.float(), torch.nan).to(one.dtype) for one in out]):
+    for target in (None, [torch.full_like(array.float(), torch.nan).to(array.dtype) for array in out]):
         where = target if target is None or result.listed else target[0]
-        for one in written:
-            one.fill_(0x5A if one.dtype is torch.uint8 else torch.nan)
+        for array in written:
+            array.fill_(0x5A if array.dtype is torch.uint8 else torch.nan)
         answer = actor.handle(message(request_, sent, out=where))
         answers = answer if result.listed else [answer]
         for got, want in zip(answers, out, strict=True):
             assert (got.shape, got.dtype) == (want.shape, want.dtype)
             assert torch.equal(got.float(), want.float())
-        for one, then in zip(written, kept, strict=True):
-            assert torch.equal(one, then)
+        for array, then in zip(written, kept, strict=True):
+            assert torch.equal(array, then)
     assert len(actor.plan_cache) == 1

@@ -174,12 +174,12 @@ def splitting_plan(torch: Any, split_k: int = 4, scheduler: str = "identity") ->
     for dtype, math_mode in ((D.BF16, "default"), (D.F16, "default"), (D.F32, "ieee"), (D.F64, "default")):
         a, b = placed((96, 4096), dtype, 1), placed((4096, 80), dtype, 2, layout="c")
         out = torch.empty(96, 80, dtype=a.dtype, device="cuda")
-        what = problem_of(a, b, out, math_mode=math_mode)
-        for choice in select.rank(GemmSearch(what, devices.get(0))):
+        problem = problem_of(a, b, out, math_mode=math_mode)
+        for choice in select.rank(GemmSearch(problem, devices.get(0))):
             key = choice.info.key
             slices = estimate.slices(key, choice.formulation.extents, devices.get(0))
             if key.scheduler == scheduler and (streamk or split_k in slices):
-                plan = from_candidate(what, dataclasses.replace(choice, split_k=split_k), PlanOptions(like=a))
+                plan = from_candidate(problem, dataclasses.replace(choice, split_k=split_k), PlanOptions(like=a))
                 assert plan.workspace_bytes > 0
                 return plan, a, b, out
     pytest.skip(f"the table has no kernel with the {scheduler} scheduler that splits K here")
@@ -197,12 +197,12 @@ def test_one_plan_on_two_streams(torch: Any, scheduler: str) -> None:
     outs = [[torch.empty(96, 80, dtype=a.dtype, device="cuda") for _ in range(20)] for _ in streams]
     torch.cuda.synchronize()
     for number in range(20):
-        for stream, one, results in zip(streams, inputs, outs, strict=True):
-            plan(one, b, out=results[number], stream=stream)
+        for stream, a, results in zip(streams, inputs, outs, strict=True):
+            plan(a, b, out=results[number], stream=stream)
     torch.cuda.synchronize()
-    for one, results in zip(inputs, outs, strict=True):
+    for a, results in zip(inputs, outs, strict=True):
         for d in results:
-            assert_product(d, one, b)
+            assert_product(d, a, b)
             assert torch.equal(d, results[0])
 
 
@@ -389,11 +389,11 @@ def test_a_plan_takes_other_pointers(torch: Any) -> None:
     out = torch.empty(96, 72, dtype=torch.bfloat16, device="cuda")
     plan = make(problem_of(a, b, out), like=a)
     for seed in range(3, 9):
-        one, other = placed((96, 64), D.BF16, seed), placed((64, 72), D.BF16, seed + 20, layout="c")
+        new_a, new_b = placed((96, 64), D.BF16, seed), placed((64, 72), D.BF16, seed + 20, layout="c")
         result = Guarded((96, 72), D.BF16)
-        assert plan(one, other, out=result.view) is result.view
+        assert plan(new_a, new_b, out=result.view) is result.view
         result.assert_guards()
-        assert_product(result.view, one, other)
+        assert_product(result.view, new_a, new_b)
 
 
 def test_a_plan_outlives_its_operands(torch: Any) -> None:

@@ -68,12 +68,12 @@ class Launch:
         self.out = Guarded((m, n), key.d, layout=key.layout_d)
 
     def choice(self) -> GemmCandidate:
-        what = problem_of(self.a, self.b, self.out.view, math_mode=self.key.math)
-        return replace(select.candidate_of(GemmSearch(what, devices.get(0)), self.key), info=self.info)
+        problem = problem_of(self.a, self.b, self.out.view, math_mode=self.key.math)
+        return replace(select.candidate_of(GemmSearch(problem, devices.get(0)), self.key), info=self.info)
 
     def check(self, choice: GemmCandidate, *, alpha: float = 1.0, beta: float = 0.0) -> Plan:
-        what = problem_of(self.a, self.b, self.out.view, math_mode=self.key.math)
-        made = from_candidate(what, choice, PlanOptions(like=self.a))
+        problem = problem_of(self.a, self.b, self.out.view, math_mode=self.key.math)
+        made = from_candidate(problem, choice, PlanOptions(like=self.a))
         assert made.kernel_name == self.key.name
         out = Guarded(tuple(self.out.view.shape), self.key.d, layout=self.key.layout_d)
         c = self.c if beta else None

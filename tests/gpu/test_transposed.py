@@ -84,7 +84,10 @@ def test_floats_are_copied_where_it_pays(
 ) -> None:
     """Small integers, whose sums are exact in float32; of the ways to compute it, one with a copy is taken."""
     real = transposed.with_copies
-    copied = lambda found, device: [one for one in real(found, device) if one.copied is not None]  # noqa: E731
+
+    def copied(found: Any, device: Any) -> list[Any]:
+        return [formulation for formulation in real(found, device) if formulation.copied is not None]
+
     monkeypatch.setattr(transposed, "with_copies", copied)
     dtype, (m, n, k) = getattr(torch, name), extents
 

@@ -72,8 +72,8 @@ def test_activation_of_a_convolution(key: KernelKey) -> None:
     activation = key.epilogue.removeprefix("lc_")
     bias = validate.normal(random, (probe.acc.shape[1],), key.d)
     views = {**probe.views, "bias": operands.upload(bias, 0)}
-    what = replace(probe.problem, bias=spec_of(views["bias"], "bias"), activation=activation)
-    made = conv_plans.make(what, candidate=Candidate(key, info, 0.0, ConvFormulation(what)))
+    problem = replace(probe.problem, bias=spec_of(views["bias"], "bias"), activation=activation)
+    made = conv_plans.make(problem, candidate=Candidate(key, info, 0.0, ConvFormulation(problem)))
     made(*(views[name] for name in ("a", "b", "bias", "out")), stream=0)
     tree = ac.EvtBuilder().add_bias("bias", dtype=key.d).activation(activation).build()
     got = {"out": operands.download(views["out"]).reshape(probe.acc.shape)}

@@ -147,33 +147,33 @@ def only(monkeypatch: pytest.MonkeyPatch) -> Any:
 HOW: dict[str, Any] = {"arch": None, "backend": "auto", "jit": "auto"}
 
 
-def choose(what: ConvProblem, device: devices.Device = A100, *, arch: Any = None, **how: Any) -> Any:
-    return select.choose(ConvSearch(what, device, arch), **how)
+def choose(problem: ConvProblem, device: devices.Device = A100, *, arch: Any = None, **how: Any) -> Any:
+    return select.choose(ConvSearch(problem, device, arch), **how)
 
 
-def best_key(what: ConvProblem, device: devices.Device, arch: Any) -> KernelKey:
-    return select.best_key(ConvSearch(what, device, arch))
+def best_key(problem: ConvProblem, device: devices.Device, arch: Any) -> KernelKey:
+    return select.best_key(ConvSearch(problem, device, arch))
 
 
-def serves(key: KernelKey, what: ConvProblem, device: devices.Device, split_k: int = 1) -> bool:
-    put = ConvFormulation(what, split_k)
-    return bool(ConvSearch(what, device, formulations=[[put]]).supports(key, put))
+def serves(key: KernelKey, problem: ConvProblem, device: devices.Device, split_k: int = 1) -> bool:
+    put = ConvFormulation(problem, split_k)
+    return bool(ConvSearch(problem, device, formulations=[[put]]).supports(key, put))
 
 
-def _picked(what: ConvProblem, device: devices.Device, **how: Any) -> tuple[Any, int, ConvProblem | None]:
+def _picked(problem: ConvProblem, device: devices.Device, **how: Any) -> tuple[Any, int, ConvProblem | None]:
     """The candidate, its slices of K, and the problem with a float32 result where it is computed in one and cast."""
-    found = choose(what, device, **how)
+    found = choose(problem, device, **how)
     return found, found.split_k, found.formulation.problem if found.formulation.wide else None
 
 
-def _served(what: ConvProblem, device: devices.Device, arch: Any) -> tuple[ConvProblem, str, bool]:
+def _served(problem: ConvProblem, device: devices.Device, arch: Any) -> tuple[ConvProblem, str, bool]:
     """The problem as it is put to kernels, what was done to it, and whether its operands are cast."""
-    put = ConvSearch(what, device, arch).formulations[-1][0]
+    put = ConvSearch(problem, device, arch).formulations[-1][0]
     return put.problem, put.rewrite, put.casts
 
 
-def _chosen(what: ConvProblem, device: devices.Device = A100, **how: Any) -> KernelKey:
-    return _picked(what, device, **(HOW | how))[0].key
+def _chosen(problem: ConvProblem, device: devices.Device = A100, **how: Any) -> KernelKey:
+    return _picked(problem, device, **(HOW | how))[0].key
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -268,8 +268,8 @@ def test_the_implicit_gemm(op: str, how: dict[str, Any], want: tuple[int, int, i
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _serves(key: KernelKey, what: ConvProblem, split_k: int = 1) -> bool:
-    return serves(key, what, devices.imagined(key.arch), split_k)
+def _serves(key: KernelKey, problem: ConvProblem, split_k: int = 1) -> bool:
+    return serves(key, problem, devices.imagined(key.arch), split_k)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -288,11 +288,11 @@ def test_types_math_and_epilogue_have_to_agree(op: str) -> None:
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("name", ["a", "b", "c", "d"])
 def test_every_array_has_to_be_aligned(op: str, name: str) -> None:
-    eight, four, one = (_cell(op, "optimized", (n, n, n)) for n in (8, 4, 1))
+    eight, four, single = (_cell(op, "optimized", (n, n, n)) for n in (8, 4, 1))
     assert _serves(eight, _problem(op, c=True))
     for change in ({"alignments": {name: 8}}, {"pitches": {"c": 4, "d": 4} if name in "cd" else {name: 4}}):
-        what = _problem(op, (2, 14, 14, 64), (64, 1, 1), c=True, **change)
-        assert (_serves(eight, what), _serves(four, what), _serves(one, what)) == (False, True, True)
+        problem = _problem(op, (2, 14, 14, 64), (64, 1, 1), c=True, **change)
+        assert (_serves(eight, problem), _serves(four, problem), _serves(single, problem)) == (False, True, True)
 
 
 def test_a_bias_has_to_be_aligned_as_the_result_is() -> None:
@@ -304,11 +304,11 @@ def test_a_bias_has_to_be_aligned_as_the_result_is() -> None:
 
 @pytest.mark.parametrize(("op", "groups"), [(op, groups) for op in OPS for groups in (2, 8, 64)])
 def test_groups_need_a_kernel_of_groups_and_narrow_the_vectors(op: str, groups: int) -> None:
-    what = _problem(op, groups=groups)
-    assert not _serves(_cell(op), what)
+    problem = _problem(op, groups=groups)
+    assert not _serves(_cell(op), problem)
     assert not _serves(_cell(op, group_mode="single"), _problem(op))
-    assert _serves(_cell(op, group_mode="single"), what)
-    assert _serves(_cell(op, "optimized", (8, 8, 8), group_mode="single"), what) == (groups <= 8)
+    assert _serves(_cell(op, group_mode="single"), problem)
+    assert _serves(_cell(op, "optimized", (8, 8, 8), group_mode="single"), problem) == (groups <= 8)
 
 
 @pytest.mark.parametrize(
@@ -316,10 +316,10 @@ def test_groups_need_a_kernel_of_groups_and_narrow_the_vectors(op: str, groups: 
     [(1, 1, True, True), (2, 1, False, True), ((1, 2), 1, False, True), (1, 2, True, False), (2, 2, False, False)],
 )
 def test_stride_support_of_dgrad(stride: Any, dilation: int, unity: bool, strided: bool) -> None:
-    what = _problem(DGRAD, stride=stride, dilation=dilation)
-    assert _serves(_cell(DGRAD, stride_support="unity"), what) == unity
-    assert _serves(_cell(DGRAD, stride_support="strided"), what) == strided
-    assert _serves(_tma(DGRAD), what) == unity
+    problem = _problem(DGRAD, stride=stride, dilation=dilation)
+    assert _serves(_cell(DGRAD, stride_support="unity"), problem) == unity
+    assert _serves(_cell(DGRAD, stride_support="strided"), problem) == strided
+    assert _serves(_tma(DGRAD), problem) == unity
 
 
 def test_iterators_for_few_channels() -> None:
@@ -349,21 +349,21 @@ def test_rows_that_are_not_evenly_spaced() -> None:
     """The inputs of fprop may be; what is walked as the rows of one matrix may not."""
     for op in OPS:
         optimized, analytic, tma = _cell(op, "optimized", (8, 8, 8)), _cell(op, "analytic", (8, 8, 8)), _tma(op)
-        what = _problem(op)
-        read = {name: replace(what, **{name: _cropped(getattr(what, name))}) for name in "ab"}
-        written = replace(what, d=_cropped(what.d))
+        problem = _problem(op)
+        read = {name: replace(problem, **{name: _cropped(getattr(problem, name))}) for name in "ab"}
+        written = replace(problem, d=_cropped(problem.d))
         assert (_serves(optimized, written), _serves(analytic, written)) == (False, False)
         assert _serves(tma, written) == (op != WGRAD)
         assert _serves(optimized, read["a"]) == (op != WGRAD)
         assert _serves(optimized, read["b"]) == (op == WGRAD)
         assert _serves(tma, read["a"]) == (op != WGRAD)
-        assert all(_serves(analytic, one) for one in read.values())
+        assert all(_serves(analytic, problem_read) for problem_read in read.values())
 
 
 def test_filters_may_be_apart() -> None:
     """A slice along K of wider filters, as the result of wgrad."""
-    what = _problem(WGRAD)
-    apart = replace(what, d=replace(what.d, strides=(3 * what.d.strides[0], *what.d.strides[1:])))
+    problem = _problem(WGRAD)
+    apart = replace(problem, d=replace(problem.d, strides=(3 * problem.d.strides[0], *problem.d.strides[1:])))
     assert _serves(_cell(WGRAD, "optimized", (8, 8, 8)), apart)
     assert not _serves(_tma(WGRAD), apart)
 
@@ -409,8 +409,8 @@ def test_what_im2col_maps_can_say(how: dict[str, Any], serves: bool) -> None:
     ],
 )
 def test_slices_of_k(key: KernelKey, split_k: int, serves: bool) -> None:
-    what = _problem(WGRAD, out=key.d, groups=2 if key.group_mode else 1)
-    assert _serves(key, what, split_k) == serves
+    problem = _problem(WGRAD, out=key.d, groups=2 if key.group_mode else 1)
+    assert _serves(key, problem, split_k) == serves
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -452,9 +452,9 @@ def test_padded_tiles_of_channels_are_paid_for() -> None:
     device = devices.imagined(SmArch.SM90A)
 
     def seconds(op: str, c: int, k: int) -> float:
-        what = _problem(op, (32, 56, 56, c), (k, 3, 3), padding=1)
-        put = ConvFormulation(what)
-        search = ConvSearch(what, device, formulations=[[put]])
+        problem = _problem(op, (32, 56, 56, c), (k, 3, 3), padding=1)
+        put = ConvFormulation(problem)
+        search = ConvSearch(problem, device, formulations=[[put]])
         assert search.supports(_tma(op), put)
         return estimate.launch(_tma(op), search.extents(put), device, shared_memory(_tma(op))).seconds
 
@@ -548,8 +548,8 @@ def test_many_results_are_not(only: Any) -> None:
 def test_slices_are_not_shorter_than_they_pay_for(only: Any) -> None:
     only(*_wgrad_cells())
     for images in (1, 2, 4, 8):
-        what = _problem(WGRAD, (images, 16, 16, 64), (64, 1, 1))
-        assert _picked(what, A100, **HOW)[1] <= max(1, images)
+        problem = _problem(WGRAD, (images, 16, 16, 64), (64, 1, 1))
+        assert _picked(problem, A100, **HOW)[1] <= max(1, images)
 
 
 @pytest.mark.parametrize(
@@ -559,10 +559,10 @@ def test_slices_are_not_shorter_than_they_pay_for(only: Any) -> None:
 )
 def test_results_that_a_cast_cannot_write_are_computed_in_one_piece(only: Any, change: dict[str, Any]) -> None:
     only(*_wgrad_cells(_cell(WGRAD)))
-    what = _problem(WGRAD, **(FEW_RESULTS | {key: value for key, value in change.items() if key != "pitches"}))
+    problem = _problem(WGRAD, **(FEW_RESULTS | {key: value for key, value in change.items() if key != "pitches"}))
     if "pitches" in change:
-        what = replace(what, d=replace(what.d, shape=(64, 1, 1, 64), strides=(80, 80, 80, 1)))
-    _, slices, wide = _picked(what, A100, **HOW)
+        problem = replace(problem, d=replace(problem.d, shape=(64, 1, 1, 64), strides=(80, 80, 80, 1)))
+    _, slices, wide = _picked(problem, A100, **HOW)
     assert (slices, wide) == (1, None)
 
 
@@ -626,10 +626,10 @@ def test_a_cast_that_has_to_be_compiled_is_refused_while_a_graph_is_captured(
 def test_a_gemm_that_the_table_lacks_is_no_refusal(only: Any) -> None:
     """A filter of one tap that only kernels of GEMM serve."""
     only()
-    what = _problem(FPROP, (2, 8, 8, 5), (7, 1, 1))
-    assert choose(what, A100).formulation.product is not None
+    problem = _problem(FPROP, (2, 8, 8, 5), (7, 1, 1))
+    assert choose(problem, A100).formulation.product is not None
     with pytest.raises(KernelNotFoundError, match=r"no kernel in the table serves bf16 .* would: it is in preset"):
-        choose(what, A100, jit="off")
+        choose(problem, A100, jit="off")
     with pytest.raises(UnsupportedError, match="no kernel of the matrix serves this"):
         choose(_problem(FPROP, (2, 8, 8, 5), (7, 3, 3)), A100, jit="off")
 
@@ -640,18 +640,18 @@ def test_a_filter_of_one_tap_is_compiled_for_only_where_the_table_has_neither_ke
     conv = _cell(FPROP, "optimized", (8, 8, 8), stages=4)
     slow_conv = _cell()
     only(conv, slow_conv)
-    what = _problem(FPROP, (2, 8, 8, 64), (64, 1, 1))
+    problem = _problem(FPROP, (2, 8, 8, 64), (64, 1, 1))
     gemms = [key for _, key in cells([SmArch.SM80]) if (key.op, key.a, key.d) == ("gemm", D.BF16, D.BF16)]
     (slow_gemm,) = [k for k in gemms if k.layout_a + k.layout_b == "rc" and k.align_a == 1]
     for there, is_gemm in ((slow_gemm, True), (slow_conv, False)):
         fake_table.install(monkeypatch, [fake_table.row(there)])
-        chosen = choose(what, A100)
+        chosen = choose(problem, A100)
         assert (chosen.key, chosen.origin) == (there, "prebuilt")
         assert (chosen.formulation.product is not None) is is_gemm
-        assert choose(what, A100, backend="jit").seconds < chosen.seconds
+        assert choose(problem, A100, backend="jit").seconds < chosen.seconds
     # Of two that are there, the faster one.
     fake_table.install(monkeypatch, [fake_table.row(slow_gemm), fake_table.row(conv)])
-    assert choose(what, A100).key == conv
+    assert choose(problem, A100).key == conv
 
 
 @pytest.mark.filterwarnings("ignore:.* is used, which by the model takes")
@@ -659,12 +659,12 @@ def test_a_table_that_cannot_slice_computes_in_one_piece(only: Any, monkeypatch:
     """Neither the slices nor the cast may keep a kernel that is there from serving."""
     plain, sliced, helper = _wgrad_cells()
     only(plain, sliced, helper)
-    what = _problem(WGRAD, **FEW_RESULTS)
+    problem = _problem(WGRAD, **FEW_RESULTS)
     for there in ((plain,), (plain, sliced), (plain, helper)):
         fake_table.install(monkeypatch, [fake_table.row(key) for key in there])
-        assert _picked(what, A100, **(HOW | {"jit": "off"}))[1:] == (1, None)
+        assert _picked(problem, A100, **(HOW | {"jit": "off"}))[1:] == (1, None)
     fake_table.install(monkeypatch, [fake_table.row(key) for key in (plain, sliced, helper)])
-    assert _picked(what, A100, **(HOW | {"jit": "off"}))[1] > 1
+    assert _picked(problem, A100, **(HOW | {"jit": "off"}))[1] > 1
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -739,8 +739,8 @@ def test_depthwise_sums_over_many_pixels_are_sliced(only: Any) -> None:
 @pytest.mark.parametrize(("out", "wide"), [(D.BF16, D.BF16), (D.F16, D.F16), (D.F32, D.BF16)])
 def test_fp8_without_a_kernel_is_cast(only: Any, dtype: D, out: D, wide: D) -> None:
     only(_cell(dtype=wide, d=out))
-    what = _problem(dtype=dtype, out=out)
-    solved, rewrite, casts = _served(what, A100, None)
+    problem = _problem(dtype=dtype, out=out)
+    solved, rewrite, casts = _served(problem, A100, None)
     assert casts
     assert (solved.a.dtype, solved.b.dtype, solved.d.dtype, solved.math) == (wide, wide, out, "default")
     assert rewrite == f"fp8 operands cast to {wide.value}, which holds them exactly"
@@ -796,8 +796,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("recorded")
 def test_a_plan_is_one_launch(only: Any) -> None:
     only(_cell(FPROP, "optimized", (8, 8, 8), stages=4))
-    what = _problem(c=True, padding=((0, 1), (2, 3)), stride=(1, 2), dilation=(2, 1), pitches={"a": 8})
-    made: Any = make(what, **HOW)
+    problem = _problem(c=True, padding=((0, 1), (2, 3)), stride=(1, 2), dilation=(2, 1), pitches={"a": 8})
+    made: Any = make(problem, **HOW)
     assert made.rewrite == ""
     assert list(made.slots) == ["a", "b", "c", "out"]
     assert {name: role for name, (_, _, role) in made.slots.items()} == {
@@ -805,7 +805,7 @@ def test_a_plan_is_one_launch(only: Any) -> None:
     }  # fmt: skip
     assert {alignment for _, alignment, _ in made.slots.values()} == {16}
     ((_, args),) = made.launched
-    g = what.geometry
+    g = problem.geometry
     for name in "nhwckrspq":
         assert args[name] == getattr(g, name)
     assert (args["pad_h"], args["pad_h_end"], args["pad_w"], args["pad_w_end"]) == (0, 1, 2, 3)
@@ -825,9 +825,9 @@ def test_a_plan_is_one_launch(only: Any) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_a_plan_names_dimensions_as_its_caller_does(only: Any, op: str) -> None:
     only(_cell(op))
-    what = _problem(op, (2, 5, 6, 3), (7, 2, 2), bias=op != WGRAD)
+    problem = _problem(op, (2, 5, 6, 3), (7, 2, 2), bias=op != WGRAD)
     shapes = {
-        layout: {name: tuple(shape) for name, (shape, _, _) in make(what, layout=layout, **HOW).slots.items()}  # type: ignore[attr-defined]
+        layout: {name: tuple(shape) for name, (shape, _, _) in make(problem, layout=layout, **HOW).slots.items()}  # type: ignore[attr-defined]
         for layout in ("nhwc", "nchw")
     }
     for name, shape in shapes["nhwc"].items():
@@ -875,7 +875,7 @@ def test_both_rewrites_at_once(only: Any) -> None:
 
 @pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize(
-    ("what", "says"),
+    ("problem", "says"),
     [
         (_problem(x=(0, 14, 14, 64)), r"a convolution of 0 images to shape \(0, 12, 12, 64\) is empty"),
         (_problem(WGRAD, x=(0, 14, 14, 64)), "a convolution of 0 images .* is empty"),
@@ -892,10 +892,10 @@ def test_both_rewrites_at_once(only: Any) -> None:
         (replace(_problem(), d=_cropped(_problem().d)), "the pixels of the result, of strides .*, are not evenly"),
     ],
 )  # fmt: skip
-def test_refusals(only: Any, what: ConvProblem, says: str) -> None:
+def test_refusals(only: Any, problem: ConvProblem, says: str) -> None:
     only(*(_cell(op) for op in OPS))
     with pytest.raises(UnsupportedError, match=says):
-        make(what, **HOW)
+        make(problem, **HOW)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -935,8 +935,8 @@ def test_aligned_channels_are_served(op: str, arch: SmArch, how: int) -> None:
         (D.F16, None), (D.BF16, None), (D.F32, None), (D.F32, "tf32"), (D.F8E4M3, None), (D.F8E5M2, None),
     )  # fmt: skip
     for dtype, precision in kinds:
-        what = _problem(op, dtype=dtype, precision=precision, **ALIGNED[how])
-        assert best_key(what, _device(arch), arch).arch is arch
+        problem = _problem(op, dtype=dtype, precision=precision, **ALIGNED[how])
+        assert best_key(problem, _device(arch), arch).arch is arch
 
 
 @pytest.mark.parametrize("arch", ARCHS, ids=lambda arch: arch.value)
@@ -944,8 +944,8 @@ def test_aligned_channels_are_served(op: str, arch: SmArch, how: int) -> None:
 @pytest.mark.parametrize("how", range(len(ANY_CHANNELS)))
 def test_any_channels_are_served(op: str, arch: SmArch, how: int) -> None:
     for dtype in (D.F16, D.BF16, D.F32):
-        what = _problem(op, dtype=dtype, **ANY_CHANNELS[how])
-        assert best_key(what, _device(arch), arch).arch is arch
+        problem = _problem(op, dtype=dtype, **ANY_CHANNELS[how])
+        assert best_key(problem, _device(arch), arch).arch is arch
     if "alignments" not in ANY_CHANNELS[how] and "pitches" not in ANY_CHANNELS[how]:
         assert best_key(_problem(op, dtype=D.F8E4M3, **ANY_CHANNELS[how]), _device(arch), arch).arch is arch
 
@@ -987,7 +987,7 @@ def test_every_cell_serves_something() -> None:
         for how in ({}, {"stride": 2}, {"groups": 4}, {"groups": 64}, {"x": (2, 14, 14, 4)}, {"x": (2, 14, 14, 3)},
                     {"x": (2, 14, 14, 8)}, {"x": (2, 14, 14, 2)})
     ]  # fmt: skip
-    problems += [replace(what, math="fast") for what in problems if what.a.dtype.bits == 8]
+    problems += [replace(problem, math="fast") for problem in problems if problem.a.dtype.bits == 8]
     idle = []
     for arch in ARCHS:
         device = _device(arch)
@@ -995,7 +995,7 @@ def test_every_cell_serves_something() -> None:
             if (
                 key.op in OPS
                 and not has_tree(key.epilogue)
-                and not any(serves(key, what, device) for what in problems if what.op == key.op)
+                and not any(serves(key, problem, device) for problem in problems if problem.op == key.op)
             ):
                 idle.append(key.name)
     assert not idle
@@ -1004,9 +1004,9 @@ def test_every_cell_serves_something() -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_all_choices_begin_with_the_one_that_is_taken(op: str) -> None:
     for how in ({}, {"stride": 2}, {"x": (2, 14, 14, 3)}, {"groups": 64}, {"dtype": D.F8E4M3}):
-        what = _problem(op, **how)
-        found = select.rank_cells(ConvSearch(what, _device(SmArch.SM90A), SmArch.SM90A))
+        problem = _problem(op, **how)
+        found = select.rank_cells(ConvSearch(problem, _device(SmArch.SM90A), SmArch.SM90A))
         assert found
-        taken = choose(what, H200, backend="jit", jit="auto", record=False)
+        taken = choose(problem, H200, backend="jit", jit="auto", record=False)
         assert (taken.key, taken.formulation) == (found[0].key, found[0].formulation)
-        assert [one.seconds for one in found] == sorted(one.seconds for one in found)
+        assert [candidate.seconds for candidate in found] == sorted(candidate.seconds for candidate in found)

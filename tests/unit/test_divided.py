@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -26,38 +27,44 @@ from atomr_cutlass.pipeline.plan import NO_PRODUCT, PRODUCT, Steps
 from atomr_cutlass.pipeline.planning import PlanOptions
 from atomr_cutlass.pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, row_major
 from fake_table import A100, H200
-from gemm_problems import dense as problem
+from gemm_problems import dense
 
 CELLS = [key for _, key in cells([SmArch.SM90A]) if gemm_sm90.divides(key)]
 SIMT_CELLS = [key for _, key in cells([SmArch.SM90A]) if gemm_sm80.divides(key) and key.layout_a == "r"]
 """Of IEEE f32 and f64."""
 
 
-def served(key: KernelKey, what: GemmProblem) -> list[GemmFormulation]:
-    return [one for one in divided.formulations(what) if GemmSearch(what, H200).supports(key, one)]
+def served(key: KernelKey, problem: GemmProblem) -> list[GemmFormulation]:
+    search = GemmSearch(problem, H200)
+    return [formulation for formulation in divided.formulations(problem) if search.supports(key, formulation)]
 
 
-def chosen(what: GemmProblem, device: Any = H200, **how: Any) -> Candidate[GemmFormulation]:
-    return select.choose(GemmSearch(what, device, **how), backend="prebuilt")
+def first_divided(problem: GemmProblem) -> Candidate[GemmFormulation]:
+    ranked = select.rank(GemmSearch(problem, H200))
+    return next(candidate for candidate in ranked if candidate.formulation.divided)
+
+
+def chosen(problem: GemmProblem, device: Any = H200, **how: Any) -> Candidate[GemmFormulation]:
+    return select.choose(GemmSearch(problem, device, **how), backend="prebuilt")
 
 
 def test_the_matrix_has_kernels_for_the_common_layouts() -> None:
     assert CELLS
     for layouts in ("rcr", "rrr"):
         for dtype in (D.BF16, D.F16):
-            assert any(served(key, problem(267, 656, 16352, layouts, dtype)) for key in CELLS)
+            assert any(served(key, dense(267, 656, 16352, layouts, dtype)) for key in CELLS)
 
 
 @pytest.mark.parametrize(
-    "what",
+    "problem",
     [
-        problem(267, 656, 512),
-        problem(4096, 4096, 4096),
-        problem(267, 656, 16352, dtype=D.F32),
-        problem(267, 656, 16352, alignment=2),
-        problem(267, 656, 16352, strides=(664, 1)),
-        dataclasses.replace(problem(267, 656, 16352), epilogue="scaled", quantized=True),
-        dataclasses.replace(problem(267, 656, 16352), c=MatrixSpec((267, 656), (664, 1), D.BF16)),
+        dense(267, 656, 512),
+        dense(4096, 4096, 4096),
+        dense(267, 656, 16352, dtype=D.F32),
+        dense(267, 656, 16352, alignment=2),
+        dense(267, 656, 16352, strides=(664, 1)),
+        dataclasses.replace(dense(267, 656, 16352), epilogue="scaled", quantized=True),
+        dataclasses.replace(dense(267, 656, 16352), c=MatrixSpec((267, 656), (664, 1), D.BF16)),
         GemmProblem(
             a=MatrixSpec((2, 64, 4096), (64 * 4096, 4096, 1), D.BF16),
             b=MatrixSpec((2, 4096, 64), (64 * 4096, 1, 4096), D.BF16),
@@ -69,16 +76,17 @@ def test_the_matrix_has_kernels_for_the_common_layouts() -> None:
     ],
     ids=["short", "many results", "f32", "unaligned", "gaps", "scale_d", "another c", "batches"],
 )
-def test_what_is_not_divided(what: GemmProblem) -> None:
-    assert divided.formulations(what) == []
+def test_what_is_not_divided(problem: GemmProblem) -> None:
+    assert divided.formulations(problem) == []
 
 
 def test_tf32_and_fp8_with_scales_are_divided() -> None:
     for layouts in ("rcr", "rrr"):
-        what = problem(141, 848, 1664, layouts, D.F32, math="tf32")
-        assert any(served(key, what) for key in CELLS)
-        assert any(one.divided for one in GemmSearch(what, H200).formulations[0] if one.copied) is (layouts == "rrr")
-    scaled = dataclasses.replace(problem(31, 128, 8192, dtype=D.F8E4M3), epilogue="scaled")
+        problem = dense(141, 848, 1664, layouts, D.F32, math="tf32")
+        assert any(served(key, problem) for key in CELLS)
+        first = GemmSearch(problem, H200).formulations[0]
+        assert any(formulation.divided for formulation in first if formulation.copied) is (layouts == "rrr")
+    scaled = dataclasses.replace(dense(31, 128, 8192, dtype=D.F8E4M3), epilogue="scaled")
     scaled = dataclasses.replace(scaled, d=dataclasses.replace(scaled.d, dtype=D.BF16))
     assert any(served(key, scaled) for key in CELLS)
     assert divided.formulations(dataclasses.replace(scaled, quantized=True)) == []
@@ -86,13 +94,13 @@ def test_tf32_and_fp8_with_scales_are_divided() -> None:
 
 @pytest.mark.parametrize("layout", ["r", "c"])
 def test_sums_lie_as_the_result_does(layout: str) -> None:
-    found = divided.formulations(problem(264, 656, 16352, f"rc{layout}", c=True))
+    found = divided.formulations(dense(264, 656, 16352, f"rc{layout}", c=True))
     assert found
-    for one in found:
-        assert one.divided
-        assert one.dtype_d is D.F32
-        assert one.problem.d.dtype is D.BF16
-        assert one.ldd == (656 if layout == "r" else 264)
+    for formulation in found:
+        assert formulation.divided
+        assert formulation.dtype_d is D.F32
+        assert formulation.problem.d.dtype is D.BF16
+        assert formulation.ldd == (656 if layout == "r" else 264)
 
 
 @pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
@@ -101,30 +109,30 @@ def test_slices_cover_every_step_and_fill_waves(key: KernelKey, m: int, n: int, 
     layouts = {"rc": "rcr", "rr": "rrr", "cr": "crr", "cc": "ccr"}[key.layout_a + key.layout_b]
     if key.layout_d == "c":
         layouts = {"rc": "rcr", "cc": "rrr"}[key.layout_a + key.layout_b]
-    covers(key, problem(m + -m % 8, n, k, layouts))
+    covers(key, dense(m + -m % 8, n, k, layouts))
 
 
 @pytest.mark.parametrize("key", SIMT_CELLS, ids=lambda key: key.name)
 @pytest.mark.parametrize(("m", "n", "k"), [(5, 1024, 8192), (128, 128, 131072), (267, 656, 16352), (343, 672, 7520)])
 def test_so_do_those_of_f32_and_f64(key: KernelKey, m: int, n: int, k: int) -> None:
-    covers(key, problem(m, n, k, f"{key.layout_a}{key.layout_b}r", key.a, math=key.math))
+    covers(key, dense(m, n, k, f"{key.layout_a}{key.layout_b}r", key.a, math=key.math))
 
 
-def covers(key: KernelKey, what: GemmProblem) -> None:
-    k = what.k
-    for one in served(key, what):
+def covers(key: KernelKey, problem: GemmProblem) -> None:
+    k = problem.k
+    for formulation in served(key, problem):
         steps = math.ceil(k / key.tile[2])
-        found = estimate.slices(key, one.extents, H200)
+        found = estimate.slices(key, formulation.extents, H200)
         assert found
         assert len(found) <= 1 + estimate.DIVIDED_WAVES
-        bound = estimate.model.bound(estimate.kernel_of(key), one.extents, H200)
+        bound = estimate.model.bound(estimate.kernel_of(key), formulation.extents, H200)
         for count in found:
             per = math.ceil(steps / count)
             assert count > 1
             assert per * (count - 1) < steps <= per * count
             assert per >= estimate.DIVIDED_STEPS
-            assert 4 * count * one.m * one.n <= estimate.DIVIDED_MOST_BYTES
-            made = estimate.launch(key, one.extents, H200, shared_memory(key), count)
+            assert 4 * count * formulation.m * formulation.n <= estimate.DIVIDED_MOST_BYTES
+            made = estimate.launch(key, formulation.extents, H200, shared_memory(key), count)
             assert made.split_k == count
             assert bound <= made.seconds
 
@@ -134,39 +142,40 @@ def test_results_that_fill_the_gpu_and_few_rows_are_not_divided(
     monkeypatch: pytest.MonkeyPatch, m: int, n: int, k: int
 ) -> None:
     fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM90A]))
-    assert not chosen(problem(m, n, k)).formulation.divided
+    assert not chosen(dense(m, n, k)).formulation.divided
 
 
 @pytest.mark.parametrize("layouts", ["rcr", "rrr"])
 def test_few_tiles_of_long_k_are(monkeypatch: pytest.MonkeyPatch, layouts: str) -> None:
     fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM90A]))
-    found = chosen(problem(267, 656, 16352, layouts))
+    found = chosen(dense(267, 656, 16352, layouts))
     assert found.formulation.divided
     assert found.split_k > 1
-    search = GemmSearch(problem(267, 656, 16352, layouts), H200)
+    search = GemmSearch(dense(267, 656, 16352, layouts), H200)
     assert search.note(found.formulation) == "K is divided into slices, which another kernel adds up"
     # Not without the kernel that adds up, and not where rows must have the same bits whatever their number.
     rows = [row for row in fake_table.rows_of(archs=[SmArch.SM90A]) if row.key.op != "cast"]
     fake_table.install(monkeypatch, rows)
-    assert not chosen(problem(267, 656, 16352, layouts)).formulation.divided
+    assert not chosen(dense(267, 656, 16352, layouts)).formulation.divided
     fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM90A]))
-    invariant = GemmSearch(problem(267, 656, 16352, layouts), H200, batch_invariant=True)
-    assert not any(one.divided for group in invariant.formulations for one in group)
+    invariant = GemmSearch(dense(267, 656, 16352, layouts), H200, batch_invariant=True)
+    assert not any(formulation.divided for group in invariant.formulations for formulation in group)
 
 
 def test_older_gpus_and_convolutions_are_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM80]))
-    assert not chosen(problem(267, 656, 16352), A100).formulation.divided
+    assert not chosen(dense(267, 656, 16352), A100).formulation.divided
     geometry = conv_geometry((1, 8, 8, 4096), (64, 1, 1, 4096))
     x, w, y = (
         MatrixSpec(shape, row_major(shape), D.BF16, 256)
         for shape in (geometry.x_shape, geometry.w_shape, geometry.y_shape)
     )
-    what = ConvProblem(
+    problem = ConvProblem(
         op=FPROP, geometry=geometry, a=x, b=w, c=None, d=y, bias=None, activation=None, math="default", device=0
     )
-    search = ConvSearch(what, H200)
-    products = [one.product for group in search.formulations for one in group if one.product is not None]
+    search = ConvSearch(problem, H200)
+    every = itertools.chain(*search.formulations)
+    products = [formulation.product for formulation in every if formulation.product is not None]
     assert products
     assert not any(product.divided for product in products)
 
@@ -175,13 +184,13 @@ def test_older_gpus_and_convolutions_are_not_divided(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(("dtype", "math"), [(D.F32, "ieee"), (D.F64, "default")])
 def test_few_tiles_of_f32_and_f64_are(monkeypatch: pytest.MonkeyPatch, layouts: str, dtype: D, math: str) -> None:
     fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM90A]))
-    found = chosen(problem(24, 1240, 16352, layouts, dtype, math=math))
+    found = chosen(dense(24, 1240, 16352, layouts, dtype, math=math))
     assert found.formulation.divided
     assert found.formulation.dtype_d is dtype
     assert found.split_k > 1
     assert gemm_sm80.divides(found.key)
     assert divided.sums(dtype, dtype, H200).make(SmArch.SM90A) == cast(SmArch.SM90A, dtype, dtype)
-    assert not chosen(problem(4096, 4096, 4096, layouts, dtype, math=math)).formulation.divided
+    assert not chosen(dense(4096, 4096, 4096, layouts, dtype, math=math)).formulation.divided
 
 
 def test_on_other_archs_slices_of_f32_take_turns() -> None:
@@ -193,9 +202,9 @@ def test_their_slices_take_as_many_bytes(monkeypatch: pytest.MonkeyPatch, dtype:
     fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM90A]))
     monkeypatch.setattr(kernels, "Steps", Noted)
     monkeypatch.setattr(devices, "get", lambda _: H200)
-    what = problem(24, 1240, 16352, "rcr", dtype, math="ieee" if dtype is D.F32 else "default")
-    (candidate, *_) = [one for one in select.rank(GemmSearch(what, H200)) if one.formulation.divided]
-    _, temporaries, zeros, _ = from_candidate(what, candidate)  # type: ignore[misc]
+    problem = dense(24, 1240, 16352, "rcr", dtype, math="ieee" if dtype is D.F32 else "default")
+    candidate = first_divided(problem)
+    _, temporaries, zeros, _ = from_candidate(problem, candidate)  # type: ignore[misc]
     assert temporaries == [size * 24 * 1240 * candidate.split_k]
     assert zeros == size * 24 * 1240
 
@@ -208,9 +217,9 @@ def test_slices_of_an_odd_number_of_results_begin_at_whole_vectors(
     monkeypatch.setattr(kernels, "Steps", Noted)
     monkeypatch.setattr(devices, "get", lambda _: H200)
     for m, n, stride in ((1, 1, vector), (33, 7, 232), (129, 33, 4260 if dtype is D.F32 else 4258)):
-        what = problem(m, n, 16353, "rcr", dtype, math="ieee" if dtype is D.F32 else "default")
-        (candidate, *_) = [one for one in select.rank(GemmSearch(what, H200)) if one.formulation.divided]
-        steps, temporaries, zeros, _ = from_candidate(what, candidate)  # type: ignore[misc]
+        problem = dense(m, n, 16353, "rcr", dtype, math="ieee" if dtype is D.F32 else "default")
+        candidate = first_divided(problem)
+        steps, temporaries, zeros, _ = from_candidate(problem, candidate)  # type: ignore[misc]
         product, adding, _ = [step for step in steps if step[0] in ("gemm", "cast")]
         assert product[1]["batch_stride_d"] == adding[1]["slice_stride"] == stride
         assert adding[1]["count"] == m * n
@@ -221,14 +230,14 @@ def test_slices_of_an_odd_number_of_results_begin_at_whole_vectors(
 def test_a_limit_of_workspace_takes_a_kernel_that_needs_no_adder(monkeypatch: pytest.MonkeyPatch) -> None:
     """One slice and an adder would be slower than any other kernel of the table."""
     fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM90A]))
-    search = GemmSearch(problem(512, 512, 16384), H200)
+    search = GemmSearch(dense(512, 512, 16384), H200)
     best = select.first(search)
     assert best is not None
     assert best.formulation.divided
     others = list(planning._others(search, best, "auto"))
     assert not others[0].formulation.divided
-    assert others[0].seconds == min(one.seconds for one in others if not one.formulation.divided)
-    assert [one.formulation.divided for one in others].index(True) == len(others) - 1
+    assert others[0].seconds == min(candidate.seconds for candidate in others if not candidate.formulation.divided)
+    assert [candidate.formulation.divided for candidate in others].index(True) == len(others) - 1
     assert others[-1].split_k == 1
 
 
@@ -237,13 +246,13 @@ def test_the_adder_is_had_as_the_plan_is_told_to(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(kernels, "Steps", Noted)
     monkeypatch.setenv("ATOMR_CUTLASS_JIT", "off")
     fake_table.install(monkeypatch, [])
-    what = problem(264, 656, 16352)
-    found = select.choose(GemmSearch(what, H200), jit="auto")
+    problem = dense(264, 656, 16352)
+    found = select.choose(GemmSearch(problem, H200), jit="auto")
     assert found.formulation.divided
     monkeypatch.setattr(devices, "get", lambda _device: H200)
     with pytest.raises(KernelNotFoundError, match="must not be compiled"):
-        from_candidate(what, found)
-    assert from_candidate(what, found, PlanOptions(jit="auto"))
+        from_candidate(problem, found)
+    assert from_candidate(problem, found, PlanOptions(jit="auto"))
 
 
 class Noted(Steps):
@@ -268,9 +277,9 @@ def test_launches(monkeypatch: pytest.MonkeyPatch, layouts: str) -> None:
     fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM90A]))
     monkeypatch.setattr(kernels, "Steps", Noted)
     monkeypatch.setattr(devices, "get", lambda _: H200)
-    what = problem(264, 656, 16352, layouts, c=True)
-    (candidate, *_) = [one for one in select.rank(GemmSearch(what, H200)) if one.formulation.divided]
-    made = from_candidate(what, candidate, PlanOptions(alpha=2.0))
+    problem = dense(264, 656, 16352, layouts, c=True)
+    candidate = first_divided(problem)
+    made = from_candidate(problem, candidate, PlanOptions(alpha=2.0))
     (product, adding, nothing), temporaries, zeros, _ = made  # type: ignore[misc]
     count = 264 * 656
     assert temporaries == [4 * count * candidate.split_k]

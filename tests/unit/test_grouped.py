@@ -361,7 +361,9 @@ def _clamped(acc: Values, bias: Values, scale: Any, top: float = 2.0) -> Values:
     return np.clip(acc * scale + bias, -2.0, top)
 
 
-@pytest.mark.parametrize("bias", [ROW, EACH, EACH[:, None], ROW[None], EACH[:1, None]], ids=lambda one: str(one.shape))
+@pytest.mark.parametrize(
+    "bias", [ROW, EACH, EACH[:, None], ROW[None], EACH[:1, None]], ids=lambda array: str(array.shape)
+)
 @pytest.mark.parametrize("scale", [SCALAR, SCALAR.reshape(()), np.array([1, 2, -0.5], np.float32).reshape(3, 1, 1)])
 def test_trees_read_rows_and_scalars_of_groups(bias: Values, scale: Values) -> None:
     each = np.broadcast_to(bias.reshape(-1, 4), (3, 4))
@@ -455,7 +457,7 @@ SCALES = [
 
 @pytest.mark.parametrize(("form", "extents", "a", "b", "want"), SCALES)
 def test_forms_of_scales(form: str, extents: Any, a: Any, b: Any, want: tuple[str, str]) -> None:
-    shapes = [None if one is None else [one] for one in (a, b)]
+    shapes = [None if shape is None else [shape] for shape in (a, b)]
     assert scale_forms(form, 4, [extents], *shapes) == want
 
 
@@ -502,15 +504,15 @@ def _problem(form: str = CONTIGUOUS, dtype: D = D.BF16, layouts: str = "rr", **c
         changes["fusion"] = _fused(changes.pop("bias", ()), changes.pop("activation", None))
     layouts += "r" * (3 - len(layouts))
     a, b, d = (
-        (_spec(shape, one, layout, pad),)
-        for shape, one, layout, pad in zip(shapes, (dtype, dtype, result), layouts, pads, strict=True)
+        (_spec(shape, operand_dtype, layout, pad),)
+        for shape, operand_dtype, layout, pad in zip(shapes, (dtype, dtype, result), layouts, pads, strict=True)
     )
-    what = GroupedProblem(form, g, a, b, (), d, counted=False, math="default", device=0)
-    return dataclasses.replace(what, **changes)
+    problem = GroupedProblem(form, g, a, b, (), d, counted=False, math="default", device=0)
+    return dataclasses.replace(problem, **changes)
 
 
-def _best(what: GroupedProblem, arch: SmArch = SmArch.SM90A) -> Any:
-    return select.best_key(GroupedSearch(what, devices.imagined(arch), arch))
+def _best(problem: GroupedProblem, arch: SmArch = SmArch.SM90A) -> Any:
+    return select.best_key(GroupedSearch(problem, devices.imagined(arch), arch))
 
 
 SERVED: dict[str, tuple[GroupedProblem, str, str]] = {
@@ -534,10 +536,10 @@ SERVED: dict[str, tuple[GroupedProblem, str, str]] = {
 
 @pytest.mark.parametrize("name", SERVED)
 def test_cells_that_serve(name: str) -> None:
-    what, generation, layouts = SERVED[name]
-    key = _best(what)
+    problem, generation, layouts = SERVED[name]
+    key = _best(problem)
     assert (key.op, key.generation, key.layout_a + key.layout_b) == ("grouped_gemm", generation, layouts)
-    assert (key.a, key.d) == (what.a[0].dtype, what.d[0].dtype)
+    assert (key.a, key.d) == (problem.a[0].dtype, problem.d[0].dtype)
 
 
 @pytest.mark.parametrize("arch", ARCHS["grouped_gemm"])
@@ -559,10 +561,10 @@ SCALED = {
 @pytest.mark.parametrize("name", SCALED)
 def test_scales_on_the_device_take_the_scaled_epilogue(name: str) -> None:
     scale_a, scale_b = SCALED[name]
-    what = _problem(dtype=D.F8E4M3, layouts="rc", scale_a=scale_a, scale_b=scale_b)
-    assert _best(what).epilogue == "scaled"
+    problem = _problem(dtype=D.F8E4M3, layouts="rc", scale_a=scale_a, scale_b=scale_b)
+    assert _best(problem).epilogue == "scaled"
     if scale_a is not None:
-        half = dataclasses.replace(what, a=_problem().a, b=_problem().b)
+        half = dataclasses.replace(problem, a=_problem().a, b=_problem().b)
         with pytest.raises(UnsupportedError, match="only fp8 kernels take scales as arrays"):
             _best(half)
 
@@ -570,17 +572,17 @@ def test_scales_on_the_device_take_the_scaled_epilogue(name: str) -> None:
 def test_block_scales_have_cells_of_their_own() -> None:
     scale_a = GroupScale((MatrixSpec((512, 1), (1, 1), D.F32),), "block")
     scale_b = GroupScale((MatrixSpec((8, 1, 2), (2, 2, 1), D.F32),), "block")
-    what = _problem(dtype=D.F8E4M3, layouts="rc", scale_a=scale_a, scale_b=scale_b)
-    assert (_best(what).scale_type, _best(what).scale_granularity) == ("f32", (1, 128, 128))
-    assert _best(dataclasses.replace(what, math="fast")).math == "default"
+    problem = _problem(dtype=D.F8E4M3, layouts="rc", scale_a=scale_a, scale_b=scale_b)
+    assert (_best(problem).scale_type, _best(problem).scale_granularity) == ("f32", (1, 128, 128))
+    assert _best(dataclasses.replace(problem, math="fast")).math == "default"
     assert _best(_problem(dtype=D.F8E4M3, layouts="rc")).scale_type == ""
 
 
 def test_fast_accumulation_is_leave_and_no_order() -> None:
-    what = _problem(dtype=D.F8E4M3, layouts="rc")
-    assert _best(what).math == "default"
-    assert _best(dataclasses.replace(what, math="fast")).math == "fast"
-    mixed = dataclasses.replace(what, a=(_spec((512, 128), D.F8E5M2),), math="fast")
+    problem = _problem(dtype=D.F8E4M3, layouts="rc")
+    assert _best(problem).math == "default"
+    assert _best(dataclasses.replace(problem, math="fast")).math == "fast"
+    mixed = dataclasses.replace(problem, a=(_spec((512, 128), D.F8E5M2),), math="fast")
     assert _best(mixed).math == "default"
 
 
@@ -589,14 +591,14 @@ BIAS_F32 = (MatrixSpec((256,), (1,), D.F32),)
 
 
 def test_bias_and_activation_of_kernels_with_trees() -> None:
-    for what, program in (
+    for problem, program in (
         (_problem(bias=BIAS), "evt:acc;input:row:bf16;add:0:1;out:2"),
         (_problem(bias=BIASES, activation="relu"), "evt:acc;input:row:bf16;add:0:1;relu:2;out:3"),
         (_problem(MASKED, bias=BIAS_F32), "evt:acc;input:row:f32;add:0:1;out:2"),
         (_problem(ALONG_K, layouts="cr", activation="tanh"), "evt:acc;tanh:0;out:1"),
     ):
         for arch in (SmArch.SM90A, SmArch.SM100):
-            key, plain = _best(what, arch), _best(dataclasses.replace(what, fusion=None), arch)
+            key, plain = _best(problem, arch), _best(dataclasses.replace(problem, fusion=None), arch)
             assert key == dataclasses.replace(plain, epilogue=f"lc+{program}")
             assert supports(key)
             assert preset_of(key) is None
@@ -605,24 +607,24 @@ def test_bias_and_activation_of_kernels_with_trees() -> None:
 def test_bias_and_activation_beside_scales() -> None:
     program = "evt:acc;input:row:bf16;add:0:1;silu:2;out:3"
     for scale_a, scale_b in SCALED.values():
-        what = _problem(dtype=D.F8E4M3, layouts="rc", scale_a=scale_a, scale_b=scale_b, bias=BIAS, activation="silu")
-        assert _best(what).epilogue == f"scaled+{program}"
+        problem = _problem(dtype=D.F8E4M3, layouts="rc", scale_a=scale_a, scale_b=scale_b, bias=BIAS, activation="silu")
+        assert _best(problem).epilogue == f"scaled+{program}"
     blocks = [GroupScale((MatrixSpec(shape, (2, 1), D.F32),), "block") for shape in ((512, 1), (8, 1, 2))]
-    what = _problem(dtype=D.F8E4M3, layouts="rc", scale_a=blocks[0], scale_b=blocks[1], bias=BIAS, activation="silu")
-    assert (_best(what).epilogue, _best(what).scale_type) == (f"lc+{program}", "f32")
+    problem = _problem(dtype=D.F8E4M3, layouts="rc", scale_a=blocks[0], scale_b=blocks[1], bias=BIAS, activation="silu")
+    assert (_best(problem).epilogue, _best(problem).scale_type) == (f"lc+{program}", "f32")
 
 
 def test_kernels_of_the_sm80_generation_read_bias_in_the_place_of_c() -> None:
     for arch, pads in ((SmArch.SM80, (0, 0, 0)), (SmArch.SM89, (0, 0, 0)), (SmArch.SM90A, (1, 1, 1))):
-        what = _problem(pads=pads)
+        problem = _problem(pads=pads)
         for bias, activation in ((BIAS, None), (BIASES, "gelu"), ((), "hardswish")):
-            key = _best(dataclasses.replace(what, fusion=_fused(bias, activation)), arch)
+            key = _best(dataclasses.replace(problem, fusion=_fused(bias, activation)), arch)
             assert (key.generation, key.epilogue) == ("sm80", f"lc_{activation}" if activation else "lc")
             assert supports(key)
         strided = (MatrixSpec((256,), (2,), D.BF16),)
-        for bias, c in ((BIAS_F32, ()), (BIAS, what.d), (strided, ())):
+        for bias, c in ((BIAS_F32, ()), (BIAS, problem.d), (strided, ())):
             with pytest.raises(UnsupportedError, match="without c, contiguous and of the result's dtype"):
-                _best(dataclasses.replace(what, fusion=_fused(bias), c=c), arch)
+                _best(dataclasses.replace(problem, fusion=_fused(bias), c=c), arch)
     # As aligned as the result must be.
     narrow = (MatrixSpec((256,), (1,), D.BF16, 2),)
     assert _best(_problem(bias=narrow), SmArch.SM80).align_d == 1
@@ -656,9 +658,9 @@ REFUSED: dict[str, tuple[GroupedProblem, str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusals_name_the_cure(name: str) -> None:
-    what, says = REFUSED[name]
+    problem, says = REFUSED[name]
     with pytest.raises(UnsupportedError, match=re.escape(says)):
-        _best(what)
+        _best(problem)
 
 
 def test_an_arch_without_cells_is_refused_by_name() -> None:
@@ -675,17 +677,17 @@ def test_kernels_of_the_gpu_tests() -> None:
     assert {key.name: supports(key).reason for key in keys if not supports(key)} == {}
     of_trees = {select.best_key(GroupedSearch(case.problem, device)) for case in grouped_gpu.TREE_CASES}
     assert len(of_trees) <= 8
-    lists = (select.best_key(GroupedSearch(what, device)) for what in grouped_gpu.trees_of_lists())
+    lists = (select.best_key(GroupedSearch(problem, device)) for problem in grouped_gpu.trees_of_lists())
     assert of_trees.issuperset(lists)
     assert of_trees <= set(keys)
 
 
 @pytest.mark.filterwarnings("ignore:.* is used, which by the model takes")
 def test_the_table_comes_first_and_what_it_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    what = _problem()
+    problem = _problem()
 
     def chosen(backend: str) -> Any:
-        return select.choose(GroupedSearch(what, fake_table.H200), backend=backend, jit="off")
+        return select.choose(GroupedSearch(problem, fake_table.H200), backend=backend, jit="off")
 
     narrow = [k for k in expand("full", [SmArch.SM90A]) if k.op == "grouped_gemm" and k.generation == "sm80"]
     fake_table.install(monkeypatch, [fake_table.row(key) for key in narrow])
@@ -698,15 +700,15 @@ def test_the_table_comes_first_and_what_it_lacks_is_named(monkeypatch: pytest.Mo
 
 
 def test_the_table_has_kernels_with_bias_and_activation_where_they_were_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    what = _problem(bias=BIAS, activation="hardswish")
+    problem = _problem(bias=BIAS, activation="hardswish")
     keys = [key for key in expand("full", [SmArch.SM90A]) if key.op == "grouped_gemm"]
     fake_table.install(monkeypatch, [fake_table.row(key) for key in keys])
     with pytest.raises(KernelNotFoundError, match="it is in no preset: record a run that compiles it"):
-        select.choose(GroupedSearch(what, fake_table.H200), backend="prebuilt")
-    picked = select.choose(GroupedSearch(what, fake_table.H200), record=False)
+        select.choose(GroupedSearch(problem, fake_table.H200), backend="prebuilt")
+    picked = select.choose(GroupedSearch(problem, fake_table.H200), record=False)
     assert picked.info is None
     fake_table.install(monkeypatch, [fake_table.row(key) for key in (*keys, picked.key)])
-    assert select.choose(GroupedSearch(what, fake_table.H200), backend="prebuilt").info is not None
+    assert select.choose(GroupedSearch(problem, fake_table.H200), backend="prebuilt").info is not None
 
 
 def test_few_rows_in_each_group_take_small_tiles() -> None:
@@ -732,13 +734,13 @@ REQUEST = ac.GroupedGemmRequest(ac.GroupedGemmShape(SHAPES), dtype=D.BF16, arch=
 
 
 def test_requests_are_lists_of_dense_matrices() -> None:
-    what = REQUEST.problem(0)
-    assert (what.form, what.groups, what.c) == (LIST, 3, ())
-    assert what.members == [(one.m, one.n, one.k) for one in SHAPES]
-    assert what.a[2] == MatrixSpec((7, 24), (24, 1), D.BF16)
+    problem = REQUEST.problem(0)
+    assert (problem.form, problem.groups, problem.c) == (LIST, 3, ())
+    assert problem.members == [(shape.m, shape.n, shape.k) for shape in SHAPES]
+    assert problem.a[2] == MatrixSpec((7, 24), (24, 1), D.BF16)
     turned = dataclasses.replace(REQUEST, layout_b=ac.GemmLayout.COL_MAJOR, epilogue=ac.GemmEpilogue(beta=1.0))
     assert turned.problem(0).b[2] == MatrixSpec((24, 8), (1, 24), D.BF16)
-    assert turned.problem(0).c == what.d
+    assert turned.problem(0).c == problem.d
 
 
 QUANTIZER = ac.EvtBuilder().add_bias("bias", dtype="bf16").activation("silu").quantize("e4m3", scale="factor").build()
@@ -760,34 +762,34 @@ def test_trees_that_do_nothing() -> None:
 
 
 def test_requests_with_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = dataclasses.replace(
+    request = dataclasses.replace(
         REQUEST, epilogue=ac.GemmEpilogue(tree=QUANTIZER), shape=ac.GroupedGemmShape([ac.GemmShape(9, 32, 16)] * 2)
     )
-    what = one.problem(0)
-    assert what.fusion is not None
-    assert {operand.name: operand.arrays for operand in what.fusion.inputs} == {
+    problem = request.problem(0)
+    assert problem.fusion is not None
+    assert {operand.name: operand.arrays for operand in problem.fusion.inputs} == {
         "bias": (MatrixSpec((32,), (1,), D.BF16),) * 2, "factor": (MatrixSpec((1,), (1,), D.F32),),
     }  # fmt: skip
-    assert (one.result_dtype, what.d[0].dtype) == (D.F8E4M3, D.F8E4M3)
-    assert one.plan_key() != REQUEST.plan_key()
-    assert "ops::silu" in one.render_cu()[0]
-    assert "_e4m3_e4m3_" in one.render_cu()[1]
-    slots = [(slot.name, slot.listed) for slot in operation_of(one).operands(one)]
+    assert (request.result_dtype, problem.d[0].dtype) == (D.F8E4M3, D.F8E4M3)
+    assert request.plan_key() != REQUEST.plan_key()
+    assert "ops::silu" in request.render_cu()[0]
+    assert "_e4m3_e4m3_" in request.render_cu()[1]
+    slots = [(slot.name, slot.listed) for slot in operation_of(request).operands(request)]
     assert sorted(slots[2:-1]) == [("bias", True), ("factor", False)]
     assert [slots[i] for i in (0, 1, -1)] == [("a", True), ("b", True), ("out", True)]
     by_name = dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(bias=True, activation="silu"))
     as_tree = ac.GemmEpilogue(tree=bias_and_activation(D.BF16, "silu"))
     assert dataclasses.replace(REQUEST, epilogue=as_tree).problem(0) == by_name.problem(0)
     numpy_gpu.install(monkeypatch)
-    assert verify.run(one).ok
+    assert verify.run(request).ok
     assert verify.run(by_name).ok
 
 
 def test_requests_with_bias_and_activation() -> None:
-    one = dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(bias=True, activation="gelu"), out_dtype=D.F32)
-    what = one.problem(0)
-    assert what.fusion == _fused(tuple(MatrixSpec((n,), (1,), D.F32) for n in (32, 32, 8)), "gelu")
-    assert one.plan_key() != REQUEST.plan_key()
+    request = dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(bias=True, activation="gelu"), out_dtype=D.F32)
+    problem = request.problem(0)
+    assert problem.fusion == _fused(tuple(MatrixSpec((n,), (1,), D.F32) for n in (32, 32, 8)), "gelu")
+    assert request.plan_key() != REQUEST.plan_key()
     identity = dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(activation="identity"))
     assert identity.problem(0) == REQUEST.problem(0)
 

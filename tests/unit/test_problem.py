@@ -34,18 +34,19 @@ def test_a_request_becomes_dense_operands() -> None:
         out_dtype=D.F32,
         epilogue=GemmEpilogue(beta=2.0),
     )
-    what = request.problem(4)
-    assert what.a == MatrixSpec((2, 3, 7), (21, 1, 3), D.F16)
-    assert what.b == MatrixSpec((2, 7, 5), (35, 5, 1), D.F16)
-    assert what.c == what.d == MatrixSpec((2, 3, 5), (15, 1, 3), D.F32)
-    assert (what.m, what.n, what.k, what.batch, what.device, what.math, what.acc) == (3, 5, 7, 2, 4, "default", D.F32)
+    problem = request.problem(4)
+    assert problem.a == MatrixSpec((2, 3, 7), (21, 1, 3), D.F16)
+    assert problem.b == MatrixSpec((2, 7, 5), (35, 5, 1), D.F16)
+    assert problem.c == problem.d == MatrixSpec((2, 3, 5), (15, 1, 3), D.F32)
+    assert (problem.m, problem.n, problem.k, problem.batch) == (3, 5, 7, 2)
+    assert (problem.device, problem.math, problem.acc) == (4, "default", D.F32)
 
 
 def test_one_batch_is_a_matrix_and_no_beta_is_no_c() -> None:
-    what = GemmRequest(GemmShape(3, 5, 7), dtype=D.I8).problem(0)
-    assert what.a.shape == (3, 7)
-    assert what.c is None
-    assert (what.d.dtype, what.acc) == (D.I32, D.I32)
+    problem = GemmRequest(GemmShape(3, 5, 7), dtype=D.I8).problem(0)
+    assert problem.a.shape == (3, 7)
+    assert problem.c is None
+    assert (problem.d.dtype, problem.acc) == (D.I32, D.I32)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -191,10 +192,10 @@ def _batch_starts(spec: MatrixSpec, batches: tuple[int, ...]) -> list[int]:
 
 @given(_problems())
 @quick
-def test_collapsed_batches_visit_every_batch_once(what: GemmProblem) -> None:
-    specs = (what.a, what.b, what.c or what.d, what.d)
-    want = Counter(zip(*(_batch_starts(spec, what.d.shape[:-2]) for spec in specs), strict=True))
-    got = collapse_batches(what)
+def test_collapsed_batches_visit_every_batch_once(problem: GemmProblem) -> None:
+    specs = (problem.a, problem.b, problem.c or problem.d, problem.d)
+    want = Counter(zip(*(_batch_starts(spec, problem.d.shape[:-2]) for spec in specs), strict=True))
+    got = collapse_batches(problem)
     visited = [
         tuple(o + i * s for o, s in zip(offset, got.strides, strict=True))
         for offset in got.offsets
@@ -204,12 +205,12 @@ def test_collapsed_batches_visit_every_batch_once(what: GemmProblem) -> None:
 
 
 def test_dense_batches_collapse_into_one_launch() -> None:
-    what = GemmRequest(GemmShape(4, 4, 4), dtype=D.F16).problem(0)
+    problem = GemmRequest(GemmShape(4, 4, 4), dtype=D.F16).problem(0)
     dense = MatrixSpec((2, 3, 5, 4, 4), (240, 80, 16, 4, 1), D.F16)
     flat = MatrixSpec((4, 4), (4, 1), D.F16)
-    got = collapse_batches(GemmProblem(dense, dense, None, dense, what.math, 0))
+    got = collapse_batches(GemmProblem(dense, dense, None, dense, problem.math, 0))
     assert (got.count, got.strides, got.offsets) == (30, (16, 16, 16, 16), ((0, 0, 0, 0),))
-    shared = collapse_batches(GemmProblem(dense, flat, None, dense, what.math, 0))
+    shared = collapse_batches(GemmProblem(dense, flat, None, dense, problem.math, 0))
     assert (shared.count, shared.strides) == (30, (16, 0, 16, 16))
 
 
@@ -252,17 +253,17 @@ def _read(layout: str, leading: int, rows: int, columns: int) -> np.ndarray[Any,
 
 @given(_problems())
 @quick
-def test_every_variant_reads_and_writes_the_callers_elements(what: GemmProblem) -> None:
-    batches = collapse_batches(what)
-    found = formulations(what)
+def test_every_variant_reads_and_writes_the_callers_elements(problem: GemmProblem) -> None:
+    batches = collapse_batches(problem)
+    found = formulations(problem)
     # D and C in different layouts are the one case without a variant.
-    if what.c is None:
+    if problem.c is None:
         assert found
     for v in found:
         read_a = _read(v.layout_a, v.lda, v.m, v.k)
         read_b = _read(v.layout_b, v.ldb, v.k, v.n)
         read_c, write_d = (_read(v.layout_d, leading, v.m, v.n) for leading in (v.ldc, v.ldd))
-        a, b, d = _addresses(what.a), _addresses(what.b), _addresses(what.d)
+        a, b, d = _addresses(problem.a), _addresses(problem.b), _addresses(problem.d)
         strides = batches.strides
         if v.swapped:
             a, b, d = b.T, a.T, d.T
@@ -270,8 +271,8 @@ def test_every_variant_reads_and_writes_the_callers_elements(what: GemmProblem) 
         np.testing.assert_array_equal(read_a, a)
         np.testing.assert_array_equal(read_b, b)
         np.testing.assert_array_equal(write_d, d)
-        if what.c is not None:
-            c = _addresses(what.c)
+        if problem.c is not None:
+            c = _addresses(problem.c)
             np.testing.assert_array_equal(read_c, c.T if v.swapped else c)
         assert v.batch_strides == strides
         assert v.batch == batches.count
@@ -288,18 +289,19 @@ def _alignment(spec: MatrixSpec, layout: str, batches: tuple[int, ...]) -> int:
 
 @given(_problems())
 @quick
-def test_alignments_are_exactly_what_every_line_has(what: GemmProblem) -> None:
-    batches = what.d.shape[:-2]
+def test_alignments_are_exactly_what_every_line_has(problem: GemmProblem) -> None:
+    batches = problem.d.shape[:-2]
     flipped = {"r": "c", "c": "r"}
-    for v in formulations(what):
+    read_and_written = (problem.a, problem.b, problem.d)
+    for v in formulations(problem):
         layouts = (v.layout_a, v.layout_b, v.layout_d)
         if v.swapped:
             layouts = (flipped[v.layout_b], flipped[v.layout_a], flipped[v.layout_d])
         want_a, want_b, want_d = (
-            _alignment(spec, layout, batches) for spec, layout in zip((what.a, what.b, what.d), layouts, strict=True)
+            _alignment(spec, layout, batches) for spec, layout in zip(read_and_written, layouts, strict=True)
         )
-        if what.c is not None:
-            want_d = min(want_d, _alignment(what.c, layouts[2], batches))
+        if problem.c is not None:
+            want_d = min(want_d, _alignment(problem.c, layouts[2], batches))
         got_a, got_b = (v.align_b, v.align_a) if v.swapped else (v.align_a, v.align_b)
         assert (got_a, got_b, v.align_d) == (want_a, want_b, want_d)
 

@@ -61,8 +61,8 @@ def _scale(shape: tuple[int, ...], form: str) -> Scale:
 ONE_ELEMENT: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (1, 1, 1))
 
 
-def _forms(what: GemmProblem, a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> tuple[str, str]:
-    return scale_forms(what, None if a is None else _spec(a), None if b is None else _spec(b))
+def _forms(problem: GemmProblem, a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> tuple[str, str]:
+    return scale_forms(problem, None if a is None else _spec(a), None if b is None else _spec(b))
 
 
 @pytest.mark.parametrize(("a", "b"), list(itertools.product((None, *ONE_ELEMENT), repeat=2)))
@@ -142,10 +142,10 @@ def test_block_scales_are_of_both_operands(a: tuple[int, ...] | None, b: tuple[i
 
 
 def test_the_problem_of_scales_has_the_scaled_epilogue() -> None:
-    what = _problem()
-    found = scaled.problem_of(what, Scales(a=_scale((65, 1), "vector")))
-    assert found == dataclasses.replace(what, epilogue="scaled")
-    assert scaled.problem_of(what, Scales(amax=_scale((1,), "tensor"))).epilogue == "scaled"
+    problem = _problem()
+    found = scaled.problem_of(problem, Scales(a=_scale((65, 1), "vector")))
+    assert found == dataclasses.replace(problem, epilogue="scaled")
+    assert scaled.problem_of(problem, Scales(amax=_scale((1,), "tensor"))).epilogue == "scaled"
 
 
 def test_the_problem_of_block_scales() -> None:
@@ -171,40 +171,41 @@ def test_without_k_there_is_nothing_to_scale() -> None:
         scaled.make(_problem(k=0), Scales(_scale((), "tensor")))
 
 
-def test_ways_of_a_tree() -> None:
+def test_problems_of_a_tree() -> None:
     """A matrix like D is loaded as the C operand first."""
     tree = EvtBuilder().add_bias("bias").add_matrix("residual", D.BF16).build()
-    what = _problem(64, 128, 96)
-    fusion = MatrixResult(what.d.shape).dense(tree, what.d)
+    problem = _problem(64, 128, 96)
+    fusion = MatrixResult(problem.d.shape).dense(tree, problem.d)
     scales = Scales(a=_scale((64, 1), "vector"))
     for given, base in ((scaled.NO_SCALES, "lc"), (scales, "scaled")):
-        source, plain = scaled.rewritten(what, given, fusion)
+        source, plain = scaled.rewritten(problem, given, fusion)
         assert plain.epilogue == f"{base}+{tree.program}"
         assert source.epilogue == plain.epilogue.replace("input:matrix:bf16", "input:source:bf16")
-        residual = next(one for one in fusion.inputs if one.name == "residual")
+        residual = next(operand for operand in fusion.inputs if operand.name == "residual")
         assert (plain.c, source.c) == (None, residual.spec)
-        assert source.operands == plain.operands == tuple(one.spec for one in fusion.arrays)
-    with_c = dataclasses.replace(what, c=what.d)
+        assert source.operands == plain.operands == tuple(array.spec for array in fusion.arrays)
+    with_c = dataclasses.replace(problem, c=problem.d)
     (only,) = scaled.rewritten(with_c, scales, fusion)
-    assert (only.c, only.epilogue) == (what.d, f"scaled+{tree.program}")
-    assert scaled.rewritten(what, scales) == [scaled.problem_of(what, scales)]
+    assert (only.c, only.epilogue) == (problem.d, f"scaled+{tree.program}")
+    assert scaled.rewritten(problem, scales) == [scaled.problem_of(problem, scales)]
 
 
-def test_a_way_that_the_table_serves_goes_before_one_to_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_problem_that_the_table_serves_goes_before_one_to_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = EvtBuilder().add_bias("bias").add_matrix("residual", D.BF16).build()
-    what = _problem(64, 128, 96)
-    source, plain = ways = scaled.rewritten(what, scaled.NO_SCALES, MatrixResult(what.d.shape).dense(tree, what.d))
+    problem = _problem(64, 128, 96)
+    fusion = MatrixResult(problem.d.shape).dense(tree, problem.d)
+    source, plain = rewritten = scaled.rewritten(problem, scaled.NO_SCALES, fusion)
     monkeypatch.setattr(kernels, "record_miss", lambda _key: None)
 
     def chosen(backend: str = "auto") -> tuple[GemmProblem, str]:
-        found = select.choose(GemmSearch(ways, H200), backend=backend)
+        found = select.choose(GemmSearch(rewritten, H200), backend=backend)
         return found.formulation.problem, found.origin
 
     keys = {}
-    for way in ways:
-        best = select.best_cell(GemmSearch(way, H200))
+    for problem in rewritten:
+        best = select.best_cell(GemmSearch(problem, H200))
         assert best is not None
-        keys[way.epilogue] = best.key
+        keys[problem.epilogue] = best.key
     fake_table.install(monkeypatch, [])
     assert chosen() == (source, "jit")
     fake_table.install(monkeypatch, [fake_table.row(keys[plain.epilogue])])
@@ -219,15 +220,15 @@ def test_a_way_that_the_table_serves_goes_before_one_to_be_compiled(monkeypatch:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _launches(what: GemmProblem, scales: Scales) -> list[Any]:
-    return scaled._batches(scales, SimpleNamespace(problem=what, batches=collapse_batches(what)))  # type: ignore[arg-type]
+def _launches(problem: GemmProblem, scales: Scales) -> list[Any]:
+    return scaled._batches(scales, SimpleNamespace(problem=problem, batches=collapse_batches(problem)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (65, 1), (1, 65, 1)])
 def test_batches_that_share_their_scales_are_one_launch(shape: tuple[int, ...]) -> None:
-    what = _problem(batch_a=(7,), batch_b=(7,))
+    problem = _problem(batch_a=(7,), batch_b=(7,))
     scales = Scales(a=_scale(shape, "vector" if 65 in shape else "tensor"))
-    (launch,) = _launches(what, scales)
+    (launch,) = _launches(problem, scales)
     assert (launch.count, launch.a, launch.b, launch.d, launch.scale_a, launch.scale_b) == (7, 0, 0, 0, 0, 0)
 
 
@@ -255,10 +256,10 @@ def test_batches_with_scales_of_their_own(
 ) -> None:
     """Each is a launch; where its matrices and scales begin is where NumPy's broadcasting has them."""
     m, n, k = 5, 130, 257
-    what = _problem(m, n, k, batch_a=batch_a, batch_b=batch_b)
+    problem = _problem(m, n, k, batch_a=batch_a, batch_b=batch_b)
     shape_a, shape_b = ((m, 1), (1, n)) if form == "vector" else ((m, 3), (3, 2))
     scales = Scales(_scale((*scales_a, *shape_a), form), _scale((*scales_b, *shape_b), form))
-    batch = what.d.shape[:-2]
+    batch = problem.d.shape[:-2]
 
     def firsts(shape: tuple[int, ...]) -> list[int]:
         """The offset of the first element of each batch's matrix in a dense array."""
@@ -266,7 +267,7 @@ def test_batches_with_scales_of_their_own(
         found: list[int] = np.broadcast_to(places, batch).reshape(-1).tolist()
         return found
 
-    launches = _launches(what, scales)
+    launches = _launches(problem, scales)
     assert [launch.count for launch in launches] == [1] * int(np.prod(batch))
     assert [launch.a for launch in launches] == firsts((*batch_a, m, k))
     assert [launch.b for launch in launches] == firsts((*batch_b, n, k))
@@ -276,15 +277,15 @@ def test_batches_with_scales_of_their_own(
 
 
 def test_scales_of_other_batches() -> None:
-    what = _problem(batch_a=(2,))
+    problem = _problem(batch_a=(2,))
     with pytest.raises(InvalidOperandError, match=r"batch dimensions \(3,\) of scale_a do not broadcast to \(2,\)"):
-        _launches(what, Scales(a=_scale((3, 65, 1), "vector")))
+        _launches(problem, Scales(a=_scale((3, 65, 1), "vector")))
 
 
 def test_too_many_batches_with_scales_of_their_own() -> None:
-    what = _problem(1, 16, 16, batch_a=(5000,))
+    problem = _problem(1, 16, 16, batch_a=(5000,))
     with pytest.raises(UnsupportedError, match="5000 batches with scales of their own; at most 4096 are launched"):
-        _launches(what, Scales(a=_scale((5000, 1, 1), "vector")))
+        _launches(problem, Scales(a=_scale((5000, 1, 1), "vector")))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -78,8 +78,8 @@ LARGE = _problem(4096, 4096, 4096)
 @pytest.mark.parametrize("layouts", [a + b + c for a in "rc" for b in "rc" for c in "rc"])
 @pytest.mark.parametrize("dtype", [D.F16, D.BF16, D.F32, D.F64])
 def test_every_layout_is_served(layouts: str, dtype: D) -> None:
-    what = _problem(64, 64, 64, dtype=dtype, layouts=layouts, math="ieee" if dtype is D.F32 else "default")
-    choice = select.choose(GemmSearch(what, H200), backend="prebuilt")
+    problem = _problem(64, 64, 64, dtype=dtype, layouts=layouts, math="ieee" if dtype is D.F32 else "default")
+    choice = select.choose(GemmSearch(problem, H200), backend="prebuilt")
     key, v = choice.info.key, choice.formulation
     assert v.swapped is (layouts[2] == "c")
     served = (v.layout_a, v.layout_b)
@@ -92,12 +92,12 @@ def test_every_layout_is_served(layouts: str, dtype: D) -> None:
 @pytest.mark.usefixtures("full_table")
 def test_hopper_cells_serve_aligned_operands_and_the_sm80_generation_the_rest() -> None:
     assert select.choose(GemmSearch(LARGE, H200), backend="prebuilt").info.key.generation == "sm90"
-    for what in (
+    for problem in (
         _problem(4096, 4096, 4096, alignment=2),
         _problem(4096, 4096, 4095),
         _problem(4096, 4096, 4096, pads=(1, 0, 0)),
     ):
-        choice = select.choose(GemmSearch(what, H200), backend="prebuilt")
+        choice = select.choose(GemmSearch(problem, H200), backend="prebuilt")
         assert choice.info.key.generation == "sm80"
         assert choice.info.key.arch is SmArch.SM90A
     # A copy of B that lies along K is aligned.
@@ -129,10 +129,10 @@ def test_no_cell_is_given_less_alignment_than_it_needs(
         layouts = "rc" + layouts[2]
     math = "ieee" if dtype is D.F32 else "default"
     d = D.I32 if dtype is D.I8 else dtype
-    what = _problem(
+    problem = _problem(
         *extents, dtype=dtype, d=d, layouts=layouts, alignment=max(alignment, d.bits // 8), pads=pads, math=math
     )
-    ranked = select.rank(GemmSearch(what, device))
+    ranked = select.rank(GemmSearch(problem, device))
     assert ranked
     for choice in ranked:
         key, v = choice.info.key, choice.formulation
@@ -288,7 +288,7 @@ FITTED = replace(
 
 
 def _fitted(m: int, n: int, k: int) -> Launch:
-    variant = next(one for one in formulations(_problem(m, n, k, layouts="rcr")) if not one.swapped)
+    variant = next(v for v in formulations(_problem(m, n, k, layouts="rcr")) if not v.swapped)
     launch = estimate.launch(FITTED, variant.extents, H200, 200 << 10)
     assert estimate.model.bound(estimate.kernel_of(FITTED), variant.extents, H200) <= launch.seconds
     return launch
@@ -368,8 +368,8 @@ def test_rows_that_do_not_begin_on_a_cache_line_are_read_twice() -> None:
     )  # fmt: skip
 
     def seconds(k: int) -> float:
-        what = _problem(4096, 4096, k, layouts="rcr")
-        variant = next(v for v in formulations(what) if not v.swapped)
+        problem = _problem(4096, 4096, k, layouts="rcr")
+        variant = next(v for v in formulations(problem) if not v.swapped)
         return estimate.launch(key, variant.extents, H200, 200 << 10).seconds
 
     # 8 extra elements a row took 1.7 times as long on an H200.
@@ -389,8 +389,8 @@ def test_estimates_are_positive_and_grow_with_the_problem(
     key: KernelKey, extents: tuple[int, int, int, int], data: st.DataObject
 ) -> None:
     m, n, k, batch = extents
-    what = GemmRequest(GemmShape(8, 8, 8), dtype=D.F16).problem(0)
-    base = formulations(what)[0]
+    problem = GemmRequest(GemmShape(8, 8, 8), dtype=D.F16).problem(0)
+    base = formulations(problem)[0]
     # The rows of a tile that A lacks cost more than those that it has: tiles are full.
     full = 1 if key.generation == "sm80" else key.tile[0]
     small = base._replace(m=max(m, full), n=max(n, full), k=k, batch=batch)
@@ -426,9 +426,9 @@ def test_estimates_of_large_products_are_near_what_the_hardware_does() -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _refusal(what: GemmProblem, device: Device = H200, arch: SmArch | None = None) -> Exception:
+def _refusal(problem: GemmProblem, device: Device = H200, arch: SmArch | None = None) -> Exception:
     with pytest.raises((UnsupportedError, KernelNotFoundError)) as caught:
-        select.choose(GemmSearch(what, device, arch), backend="prebuilt")
+        select.choose(GemmSearch(problem, device, arch), backend="prebuilt")
     return caught.value
 
 
@@ -453,12 +453,12 @@ def test_a_cell_of_a_larger_preset_is_named_with_that_preset(monkeypatch: pytest
 
 
 def test_the_cell_that_an_error_names_would_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    for what in (LARGE, _problem(63, 65, 67), _problem(64, 64, 64, dtype=D.F64, layouts="crc")):
+    for problem in (LARGE, _problem(63, 65, 67), _problem(64, 64, 64, dtype=D.F64, layouts="crc")):
         fake_table.install(monkeypatch, [])
-        name = re.search(r"(cutlass\w+) would", str(_refusal(what)))
+        name = re.search(r"(cutlass\w+) would", str(_refusal(problem)))
         assert name
         fake_table.install(monkeypatch, [fake_table.row(k) for k in FULL if k.name == name[1]])
-        assert select.choose(GemmSearch(what, H200), backend="prebuilt").info.name == name[1]
+        assert select.choose(GemmSearch(problem, H200), backend="prebuilt").info.name == name[1]
 
 
 @pytest.mark.usefixtures("full_table")

@@ -18,6 +18,7 @@ def test_the_same_launch_timed_twice_counts_with_its_least_time(tmp_path):
     columns = ["kernel", "split_k", "swizzle", "raster", "width", "us", "model_us"]
     for number, order in enumerate((cells, cells[::-1])):
         path = tmp_path / f"sweep{number}.json"
-        path.write_text(json.dumps({"kernels": [name], "columns": columns, "rows": [row | {"cells": order}]}))
+        recorded = {"machine": {"gpu": "NVIDIA H200"}, "kernels": [name], "columns": columns}
+        path.write_text(json.dumps(recorded | {"rows": [row | {"cells": order}]}))
         (found,) = read(path, keys)
         assert [list(timings.values()) for timings in found.timings] == [[8.5e-6]]

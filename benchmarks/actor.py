@@ -29,7 +29,7 @@ REQUEST = ac.GemmRequest(
     ac.GemmShape(M, N, K), dtype=ac.CutlassDtype.BF16, layout_b=ac.GemmLayout.COL_MAJOR, arch=ac.SmArch.SM90A
 )
 
-Way = Callable[[int], None]
+Route = Callable[[int], None]
 """Serves so many requests, and returns when all are done."""
 
 
@@ -42,7 +42,7 @@ class Launches:
         """Does nothing."""
 
 
-def ways(plan: Any, planner: Any, a: Any, b: Any, out: Any, stream: int) -> tuple[dict[str, Way], Any]:
+def routes(plan: Any, planner: Any, a: Any, b: Any, out: Any, stream: int) -> tuple[dict[str, Route], Any]:
     """How requests can be served, by name; and the mailbox to be stopped at the end."""
     actor = ac.CutlassActor(8, planner=planner)
     mailbox = actor.start()
@@ -71,7 +71,7 @@ def ways(plan: Any, planner: Any, a: Any, b: Any, out: Any, stream: int) -> tupl
         for _ in range(count):
             actor.handle(message())
 
-    def asked(count: int) -> None:
+    def waited(count: int) -> None:
         for _ in range(count):
             mailbox.ask(message())
 
@@ -85,12 +85,12 @@ def ways(plan: Any, planner: Any, a: Any, b: Any, out: Any, stream: int) -> tupl
     async def gather(count: int) -> None:
         await asyncio.gather(*(answer() for _ in range(count)))
 
-    found: dict[str, Way] = {
+    found: dict[str, Route] = {
         "plan": direct,
         "plan, each waited for": direct_waited,
         "messages made, not sent": messages,
         "handle": handled,
-        "mailbox, each waited for": asked,
+        "mailbox, each waited for": waited,
         "mailbox": mailed,
         "mailbox, asyncio": lambda count: asyncio.run(gather(count)),
     }
@@ -128,13 +128,13 @@ def on_gpu() -> Iterator[dict[str, Any]]:
     }  # fmt: skip
 
 
-def measured(way: Way, count: int, repeats: int) -> dict[str, float]:
+def measured(route: Route, count: int, repeats: int) -> dict[str, float]:
     """Microseconds of a request and requests a second: the median run, after one that does not count."""
-    way(count)
+    route(count)
     seconds = []
     for _ in range(repeats):
         begin = time.perf_counter()
-        way(count)
+        route(count)
         seconds.append(time.perf_counter() - begin)
     middle = statistics.median(seconds)
     return {"us": 1e6 * middle / count, "per_second": count / middle, "spread": (max(seconds) - min(seconds)) / middle}
@@ -150,8 +150,8 @@ def main() -> int:
     given = parser.parse_args()
     results: dict[str, Any] = {"time": now(), "machine": machine(), "fake": given.fake, "shape": [M, N, K]}
     with on_fake_gpu() if given.fake else on_gpu() as arguments:
-        found, mailbox = ways(**arguments)
-        results["ways"] = {name: measured(way, given.count, given.repeats) for name, way in found.items()}
+        found, mailbox = routes(**arguments)
+        results["routes"] = {name: measured(route, given.count, given.repeats) for name, route in found.items()}
         mailbox.stop()
     deliver(results, given.out)
     return 0

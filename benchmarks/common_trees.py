@@ -89,7 +89,7 @@ class Array:
         name: of the operand.
         shape: in memory.
         dtype: element type.
-        turned: whether the last two dimensions are exchanged in the call.
+        turned: whether the last two dimensions are swapped in the call.
     """
 
     name: str
@@ -220,12 +220,12 @@ def plan_of(case: Case, key: KernelKey, device: Device, like: Any = None) -> Pla
     inputs = []
     for operand in case.evt.inputs:
         spec = specs[operand.name]
-        shape, strides, slot = spec.shape, spec.strides, None
+        shape, strides, storage = spec.shape, spec.strides, None
         if operand.kind == MATRIX:
             # A matrix of pixels and channels, as trees see images.
             shape, strides = (math.prod(spec.shape[:-1]), spec.shape[-1]), (spec.shape[-1], 1)
-            slot = (spec.shape, spec.strides)
-        inputs.append(TreeArray(operand.name, operand.kind, shape, strides, spec.dtype, "", 256, slot))
+            storage = (spec.shape, spec.strides)
+        inputs.append(TreeArray(operand.name, operand.kind, shape, strides, spec.dtype, "", 256, storage))
     fusion = Fusion(case.evt, tuple(inputs), ())
     if case.key.op == FPROP:
         convolution = ConvProblem(

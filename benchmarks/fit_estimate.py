@@ -112,10 +112,10 @@ def read(path: Path, keys: dict[str, KernelKey]) -> list[Row]:
     for row in recorded["rows"]:
         timings: dict[str, Timings] = {}
         for index, *options, microseconds in (cell[:6] for cell in row["cells"]):
-            asked = tuple(options) if "columns" in recorded else (1, *options, 0)
+            launch = tuple(options) if "columns" in recorded else (1, *options, 0)
             # A matrix of one row may be copied and need not: the same kernel with the same options, timed twice.
             of_kernel = timings.setdefault(recorded["kernels"][index], {})
-            of_kernel[asked] = min(of_kernel.get(asked, math.inf), microseconds * 1e-6)
+            of_kernel[launch] = min(of_kernel.get(launch, math.inf), microseconds * 1e-6)
         m, n, k = row["shape"]
         search = GemmSearch(problem(m, n, k, row["layouts"]), device)
         group = search.formulations[-1]

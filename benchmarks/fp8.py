@@ -175,16 +175,16 @@ def problem_of(case: Case, arrays: Operands) -> tuple[GemmProblem, Scales | None
     return scaled.problem_of(problem, scales), scales
 
 
-def our_call(problem: GemmProblem, scales: Scales | None, choice: GemmCandidate, like: torch.Tensor) -> Call:
+def our_call(problem: GemmProblem, scales: Scales | None, candidate: GemmCandidate, like: torch.Tensor) -> Call:
     """A function that launches a kernel on a set of operands.
 
     Raises:
         UnsupportedError: the kernel cannot implement the problem.
     """
     if scales is None:
-        plan = from_candidate(problem, choice, PlanOptions(like=like))
+        plan = from_candidate(problem, candidate, PlanOptions(like=like))
         return lambda arrays: plan(arrays.a, arrays.b, out=arrays.out)
-    made = scaled.from_candidate(choice, scales, how=PlanOptions(like=like))
+    made = scaled.from_candidate(candidate, scales, how=PlanOptions(like=like))
     return lambda arrays: made(arrays.a, arrays.b, arrays.scale_a, arrays.scale_b, arrays.out)
 
 
@@ -204,7 +204,7 @@ def torch_calls(case: Case) -> Iterator[tuple[str, Call]]:
     if newer is None or case.scaling == "none":
         return
     kinds = torch.nn.functional.ScalingType
-    recipes = {
+    kinds_of = {
         "tensor": (kinds.TensorWise, kinds.TensorWise),
         "rows": (kinds.RowWise, kinds.RowWise),
         "block": (kinds.BlockWise1x128, kinds.BlockWise128x128),
@@ -212,7 +212,7 @@ def torch_calls(case: Case) -> Iterator[tuple[str, Call]]:
 
     def second(arrays: Operands) -> object:
         return newer(
-            arrays.a, arrays.b, arrays.scale_a, recipes[0], arrays.scale_b, recipes[1],
+            arrays.a, arrays.b, arrays.scale_a, kinds_of[0], arrays.scale_b, kinds_of[1],
             output_dtype=torch.bfloat16, use_fast_accum=case.fast,
         )  # fmt: skip
 
@@ -276,11 +276,11 @@ def eligible(problem: GemmProblem, device: devices.Device) -> list[GemmCandidate
     for key in matrix.expand("full", [arch]):
         if key.op == "gemm" and key.a is E4M3:
             try:
-                choice = select.candidate_of(GemmSearch(problem, device), key)
+                candidate = select.candidate_of(GemmSearch(problem, device), key)
             except ac.UnsupportedError:
                 continue
-            found.append(dataclasses.replace(choice, info=built.get(key)))
-    return sorted(found, key=lambda choice: choice.seconds)
+            found.append(dataclasses.replace(candidate, info=built.get(key)))
+    return sorted(found, key=lambda candidate: candidate.seconds)
 
 
 def lacking(cases: Sequence[Case], device: devices.Device) -> Iterator[KernelKey]:
@@ -297,8 +297,8 @@ def measure_all(case: Case, device: devices.Device, near: float, seconds: float)
     problem, scales = problem_of(case, sets[0])
     rows: list[dict[str, Any]] = []
 
-    def measure(choice: GemmCandidate, rank: int) -> float:
-        key = choice.key
+    def measure(candidate: GemmCandidate, rank: int) -> float:
+        key = candidate.key
         row: dict[str, Any] = {
             "shape": [case.m, case.n, case.k],
             "scaling": case.scaling,
@@ -313,16 +313,16 @@ def measure_all(case: Case, device: devices.Device, near: float, seconds: float)
             "epilogue": key.epilogue,
             "epilogue_schedule": key.epilogue_schedule,
             "align": [key.align_a, key.align_b, key.align_d],
-            "split_k": choice.split_k,
-            "swizzle": choice.swizzle,
-            "raster": choice.raster,
+            "split_k": candidate.split_k,
+            "swizzle": candidate.swizzle,
+            "raster": candidate.raster,
             "rank": rank,
-            "model_us": round(choice.seconds * 1e6, 2),
+            "model_us": round(candidate.seconds * 1e6, 2),
             "us": None,
         }
         rows.append(row)
         try:
-            elapsed = timed(our_call(problem, scales, choice, sets[0].a), sets, seconds)
+            elapsed = timed(our_call(problem, scales, candidate, sets[0].a), sets, seconds)
         except ac.CutlassError as error:
             row["problem"] = f"{type(error).__name__}: {error}"[:400]
             return math.inf
@@ -330,16 +330,16 @@ def measure_all(case: Case, device: devices.Device, near: float, seconds: float)
         return elapsed
 
     ranked = eligible(problem, device)
-    times = [measure(choice, rank) for rank, choice in enumerate(ranked)]
+    times = [measure(candidate, rank) for rank, candidate in enumerate(ranked)]
     best = min(times, default=math.inf)
-    for rank, (choice, elapsed) in enumerate(zip(ranked, times, strict=True)):
-        tiles = math.ceil(case.m / choice.key.tile[0]) * math.ceil(case.n / choice.key.tile[1])
-        if elapsed > near * best or tiles <= device.multiprocessors or choice.key.generation != "sm90":
+    for rank, (candidate, elapsed) in enumerate(zip(ranked, times, strict=True)):
+        tiles = math.ceil(case.m / candidate.key.tile[0]) * math.ceil(case.n / candidate.key.tile[1])
+        if elapsed > near * best or tiles <= device.multiprocessors or candidate.key.generation != "sm90":
             continue
         for swizzle in (1, 2, 4, 8):
             for raster in (0, 1, 2):
-                if (swizzle, raster) != (choice.swizzle, choice.raster):
-                    measure(dataclasses.replace(choice, swizzle=swizzle, raster=raster), rank)
+                if (swizzle, raster) != (candidate.swizzle, candidate.raster):
+                    measure(dataclasses.replace(candidate, swizzle=swizzle, raster=raster), rank)
     return rows
 
 

@@ -52,17 +52,17 @@ def problem_of(key: KernelKey) -> GemmProblem:
     )  # fmt: skip
 
 
-def choice_of(key: KernelKey, backend: str) -> GemmCandidate:
+def candidate_of(key: KernelKey, backend: str) -> GemmCandidate:
     """This very kernel, `prebuilt` or `jit`, for that product."""
     import dataclasses
 
     from atomr_cutlass.ops.gemm.kernels import GemmSearch
     from atomr_cutlass.pipeline import devices, select, table
 
-    choice = select.candidate_of(GemmSearch(problem_of(key), devices.get(0)), key)
+    candidate = select.candidate_of(GemmSearch(problem_of(key), devices.get(0)), key)
     if backend == "prebuilt":
-        choice = dataclasses.replace(choice, info=next(info for info in table.kernels() if info.key == key))
-    return choice
+        candidate = dataclasses.replace(candidate, info=next(info for info in table.kernels() if info.key == key))
+    return candidate
 
 
 def operands_of(key: KernelKey) -> tuple[_core.Operand, ...]:
@@ -132,9 +132,9 @@ def launch(key: KernelKey, mode: str, steps: Steps) -> None:
     if mode == "jit":
         kernels.kernel(key, devices.get(0))
         steps.done("lookup, loading in the driver")
-    problem, choice = problem_of(key), choice_of(key, mode)
+    problem, candidate = problem_of(key), candidate_of(key, mode)
     steps.done("choice")
-    plan = from_candidate(problem, choice)
+    plan = from_candidate(problem, candidate)
     steps.done("plan")
     plan(a, b, out=out, stream=0)
     _core.synchronize(0, 0)

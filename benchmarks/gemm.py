@@ -210,25 +210,25 @@ def compare(case: Case, device: devices.Device, rounds: int) -> dict[str, Any]:
 # Sweep
 
 
-def splits(choice: GemmCandidate) -> tuple[int, ...]:
+def splits(candidate: GemmCandidate) -> tuple[int, ...]:
     """The slices of K worth a timing."""
-    if choice.info.key.scheduler == "streamk":
+    if candidate.info.key.scheduler == "streamk":
         return (1, 2, 4, 8)
-    return tuple(s for s in estimate.slices(choice.key, choice.formulation.extents, devices.get(0)) if s <= 8)
+    return tuple(s for s in estimate.slices(candidate.key, candidate.formulation.extents, devices.get(0)) if s <= 8)
 
 
-def schedules(choice: GemmCandidate) -> Iterator[tuple[int, int]]:
+def schedules(candidate: GemmCandidate) -> Iterator[tuple[int, int]]:
     """Swizzles and raster orders of the persistent scheduler."""
-    if choice.info.key.generation != "sm90":
+    if candidate.info.key.generation != "sm90":
         return
     for swizzle in (1, 2, 4, 8):
         for raster in (0, 1, 2):
             yield swizzle, raster
 
 
-def tiles(choice: GemmCandidate) -> int:
+def tiles(candidate: GemmCandidate) -> int:
     """Tiles of the result."""
-    key, variant = choice.info.key, choice.formulation
+    key, variant = candidate.info.key, candidate.formulation
     return math.ceil(variant.m / key.tile[0]) * math.ceil(variant.n / key.tile[1]) * variant.batch
 
 
@@ -240,29 +240,29 @@ def sweep(case: Case, device: devices.Device, near: float, seconds: float) -> li
     ranked = [c for c in select.rank(GemmSearch(problem, device)) if c.info.key.arch is device.arch]
     rows: list[dict[str, Any]] = []
 
-    def measure(choice: GemmCandidate, rank: int) -> float:
+    def measure(candidate: GemmCandidate, rank: int) -> float:
         row: dict[str, Any] = {
             "shape": [case.m, case.n, case.k],
             "dtype": case.kind,
             "layout": case.layouts.upper() + "R",
-            "kernel": choice.info.name,
-            "generation": choice.info.key.generation,
-            "tile": choice.info.key.tile,
-            "cluster": choice.info.key.cluster,
-            "mainloop": choice.info.key.mainloop,
-            "scheduler": choice.info.key.scheduler,
-            "epilogue": choice.info.key.epilogue_schedule,
-            "align": [choice.info.key.align_a, choice.info.key.align_b, choice.info.key.align_d],
-            "swapped": choice.formulation.swapped,
-            "split_k": choice.split_k,
-            "swizzle": choice.swizzle,
-            "raster": choice.raster,
+            "kernel": candidate.info.name,
+            "generation": candidate.info.key.generation,
+            "tile": candidate.info.key.tile,
+            "cluster": candidate.info.key.cluster,
+            "mainloop": candidate.info.key.mainloop,
+            "scheduler": candidate.info.key.scheduler,
+            "epilogue": candidate.info.key.epilogue_schedule,
+            "align": [candidate.info.key.align_a, candidate.info.key.align_b, candidate.info.key.align_d],
+            "swapped": candidate.formulation.swapped,
+            "split_k": candidate.split_k,
+            "swizzle": candidate.swizzle,
+            "raster": candidate.raster,
             "rank": rank,
-            "model_us": round(_model_seconds(choice, device) * 1e6, 2),
+            "model_us": round(_model_seconds(candidate, device) * 1e6, 2),
         }
         rows.append(row)
         try:
-            plan = from_candidate(problem, choice, PlanOptions(like=sets[0].a))
+            plan = from_candidate(problem, candidate, PlanOptions(like=sets[0].a))
             elapsed = timed(lambda arrays: plan(arrays.a, arrays.b, out=arrays.out), sets, seconds)
         except ac.UnsupportedError as error:
             row["us"], row["problem"] = None, str(error)
@@ -272,23 +272,25 @@ def sweep(case: Case, device: devices.Device, near: float, seconds: float) -> li
         return elapsed
 
     best: dict[int, tuple[float, GemmCandidate]] = {}
-    for rank, choice in enumerate(ranked):
+    for rank, candidate in enumerate(ranked):
         # As chosen, and then every other number of slices.
-        tried = [choice] + [dataclasses.replace(choice, split_k=s) for s in splits(choice) if s != choice.split_k]
+        tried = [candidate] + [
+            dataclasses.replace(candidate, split_k=s) for s in splits(candidate) if s != candidate.split_k
+        ]
         best[rank] = min(((measure(c, rank), c) for c in tried), key=lambda pair: pair[0])
     fastest = min((pair[0] for pair in best.values()), default=math.inf)
-    for rank, (elapsed, choice) in best.items():
-        if elapsed > near * fastest or tiles(choice) <= device.multiprocessors:
+    for rank, (elapsed, candidate) in best.items():
+        if elapsed > near * fastest or tiles(candidate) <= device.multiprocessors:
             continue
-        for swizzle, raster in schedules(choice):
-            if (swizzle, raster) != (choice.swizzle, choice.raster):
-                measure(dataclasses.replace(choice, swizzle=swizzle, raster=raster), rank)
+        for swizzle, raster in schedules(candidate):
+            if (swizzle, raster) != (candidate.swizzle, candidate.raster):
+                measure(dataclasses.replace(candidate, swizzle=swizzle, raster=raster), rank)
     return rows
 
 
-def _model_seconds(choice: GemmCandidate, device: devices.Device) -> float:
+def _model_seconds(candidate: GemmCandidate, device: devices.Device) -> float:
     return estimate.launch(
-        choice.info.key, choice.formulation.extents, device, choice.info.shared_bytes, choice.split_k
+        candidate.info.key, candidate.formulation.extents, device, candidate.info.shared_bytes, candidate.split_k
     ).seconds
 
 

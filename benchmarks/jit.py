@@ -24,7 +24,7 @@ from typing import Any
 from unittest import mock
 
 from facts import machine, now
-from fresh import choice_of, operands_of, problem_of
+from fresh import candidate_of, operands_of, problem_of
 
 import atomr_cutlass as ac
 from atomr_cutlass import CutlassDtype, SmArch, _core
@@ -202,13 +202,13 @@ def table_keys(device: devices.Device) -> list[KernelKey]:
 
 def plans(key: KernelKey, rounds: int) -> dict[str, float]:
     """Seconds to make a plan whose kernel has been used before."""
-    problem, choices = problem_of(key), {backend: choice_of(key, backend) for backend in BACKENDS}
-    for choice in choices.values():
-        from_candidate(problem, choice)
+    problem, candidates = problem_of(key), {backend: candidate_of(key, backend) for backend in BACKENDS}
+    for candidate in candidates.values():
+        from_candidate(problem, candidate)
     times: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
     for number in range(10 * rounds):
         for backend in alternating(number):
-            times[backend].append(timed(lambda choice=choices[backend]: from_candidate(problem, choice)))
+            times[backend].append(timed(lambda candidate=candidates[backend]: from_candidate(problem, candidate)))
     return {backend: median(values) for backend, values in times.items()}
 
 
@@ -219,7 +219,7 @@ def alternating(number: int) -> tuple[str, ...]:
 
 def launches(key: KernelKey, rounds: int) -> dict[str, dict[str, float]]:
     """Host seconds of a launch through a kept plan, with what changes from one launch to the next."""
-    sides = {backend: from_candidate(problem_of(key), choice_of(key, backend)) for backend in BACKENDS}
+    sides = {backend: from_candidate(problem_of(key), candidate_of(key, backend)) for backend in BACKENDS}
     sets = [operands_of(key) for _ in range(2)]
     results = {}
     for changing in ("nothing", "pointers", "scalars", "pointers and scalars"):

@@ -122,8 +122,8 @@ def measured(case: Case, sets: list[Operands], keys: list[KernelKey], device: De
     # One row of A may be copied and need not: of the same kernel with the same options, what is faster.
     least: dict[tuple[int, ...], list[Any]] = {}
     for candidate, taken in sorted(seconds.items(), key=lambda pair: pair[1]):
-        asked = (places[candidate.key], *candidate.options)
-        least.setdefault(asked, [*asked, round(taken * 1e6, 3), round(candidate.seconds * 1e6, 3)])
+        entry = (places[candidate.key], *candidate.options)
+        least.setdefault(entry, [*entry, round(taken * 1e6, 3), round(candidate.seconds * 1e6, 3)])
     return list(least.values())
 
 

@@ -32,8 +32,8 @@ HEAD = """# Coverage
 A **cell** is one compiled kernel: operation, element types, layouts, alignments, tile, schedule and target. Its
 **generation** is its template family (sm80: CUTLASS 2.x with `mma.sync`; sm90, sm100, sm120: CUTLASS 3.x), its
 **arch** what it is compiled for. A preset holds the cells of the presets before it: smoke, default, full. Every cell of
-the table can also be compiled at run time by NVRTC, from the same source ([run-time compilation](jit.md)). What is
-rare, such as bf16 products of f16 operands, has cells of no preset, which are compiled when first needed. No preset has
+the table can also be compiled at run time by NVRTC, from the same source ([run-time compilation](jit.md)). Rare
+problems, such as bf16 products of f16 operands, have cells of no preset, compiled when first needed. No preset has
 a **fallback** (a kernel that reads single elements, has two stages or takes any channels, and serves everything slowly)
 without a cell of the same operands that serves aligned ones.
 
@@ -71,7 +71,7 @@ One row for all cells that share an operation, a generation and operands. Layout
 OPTIONS = """
 ## Options
 
-What each operation's function takes, or why not:
+The options of each operation's function; where it refuses one, the reason:
 
 """
 

@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--keys", default="", help="file of keys, a JSON object a line: exactly those")
     parser.add_argument("--budget-cells", default="", help="with tuned choices as --keys: as many cells at most")
-    parser.add_argument("--budget-mb", default="", help="likewise: so many MB of GPU code at most")
+    parser.add_argument("--budget-mb", default="", help="with tuned choices too: so many MB of GPU code at most")
     parser.add_argument("--cutlass", type=Path, help="folder of CUTLASS's headers, where not of the pinned version")
     arguments = parser.parse_args(argv)
     selection = Selection(

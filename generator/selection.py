@@ -33,7 +33,7 @@ class Selection:
             takes the place of the preset and of every filter; empty for none.
         budget_cells: as many cells at most, those that a file of tuned choices in the place of keys makes worth it
             (`cover`): its own and cells of the matrix that it timed; empty for no limit.
-        budget_mb: likewise so many MB of GPU code.
+        budget_mb: so many MB of GPU code at most, in the same way.
     """
 
     preset: str = "default"

@@ -86,7 +86,7 @@ KNOBS = (
         "most of the time measured",
         "no limit",
     ),
-    Variable(f"{PREFIX}BUDGET_MB", "likewise so many MB of GPU code at most", "no limit"),
+    Variable(f"{PREFIX}BUDGET_MB", "with tuned choices too: so many MB of GPU code at most", "no limit"),
     Variable(
         f"{PREFIX}OBJECTS",
         "a folder that keeps compiled kernels, for the bindings of another Python and for new build folders; empty: "

@@ -48,13 +48,13 @@ def main() -> None:
 
     x, w = matrices(m, n, k)
     exact = x.astype(np.float64) @ w.astype(np.float64)
-    ways = {
+    operands = {
         "per tensor": (quantize(x, E4M3), quantize(w, E4M3)),
         "rows and columns": (quantize(x, E4M3, axis=-1), quantize(w, E4M3, axis=-2)),
         "1x128 and 128x128": (quantize_blockwise(x, E4M3), quantize_blockwise(w, E4M3, block=(128, 128))),
     }
     print(f"{'scales':<20}{'of A':>8}{'of B':>8}{'error':>10}{'of rows':>10}")
-    for name, (a, b) in ways.items():
+    for name, (a, b) in operands.items():
         d = ac.gemm(a.values, b.values, scale_a=a.scale, scale_b=b.scale, backend=backend)
         error = d.astype(np.float64) - exact
         whole = np.linalg.norm(error) / np.linalg.norm(exact)

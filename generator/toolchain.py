@@ -191,7 +191,7 @@ def archs_of_cmake(said: str, archs: str = "") -> str:
     """
     given = f"CMAKE_CUDA_ARCHITECTURES={said!r}"
     try:
-        asked = [SmArch.parse(word.strip().removesuffix("-real")) for word in said.split(";") if word.strip()]
+        named = [SmArch.parse(word.strip().removesuffix("-real")) for word in said.split(";") if word.strip()]
     except ValueError as error:
         if said.upper() in ("OFF", "FALSE", "NO", "0"):
             return archs or default_archs()
@@ -199,14 +199,14 @@ def archs_of_cmake(said: str, archs: str = "") -> str:
             raise ToolchainError(
                 f"{given} cannot be honoured ({error}): leave it out, and say ATOMR_CUTLASS_ARCHS and ATOMR_CUTLASS_PTX"
             ) from error
-        asked = native_archs()
-        if not asked:
+        named = native_archs()
+        if not named:
             raise ToolchainError(f"{given}, and there is no GPU here: say ATOMR_CUTLASS_ARCHS") from error
-    if not asked:
+    if not named:
         return archs or default_archs()
-    if archs and {SmArch.parse(word) for word in archs.split(";") if word.strip()} != set(asked):
+    if archs and {SmArch.parse(word) for word in archs.split(";") if word.strip()} != set(named):
         raise ToolchainError(f"{given} and ATOMR_CUTLASS_ARCHS={archs!r} differ: leave one of them out")
-    return archs or ";".join(arch.target for arch in dict.fromkeys(asked))
+    return archs or ";".join(arch.target for arch in dict.fromkeys(named))
 
 
 def parallel_jobs(job_mb: int) -> int:
@@ -233,14 +233,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     question.add_argument("--nvcc", metavar="STAGE", type=Path, help="nvcc to use; PyPI's is laid out in STAGE")
     question.add_argument("--jobs", metavar="MB", type=int, help="how many compiles of MB each fit at once")
     question.add_argument("--requires", action="store_true", help="further build requirements, one a line")
-    asked = parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
     try:
-        if asked.archs is not None:
-            print(archs_of_cmake(asked.cmake_archs, asked.archs))
-        elif asked.nvcc:
-            print(find_nvcc(asked.nvcc))
-        elif asked.jobs:
-            print(parallel_jobs(asked.jobs))
+        if given.archs is not None:
+            print(archs_of_cmake(given.cmake_archs, given.archs))
+        elif given.nvcc:
+            print(find_nvcc(given.nvcc))
+        elif given.jobs:
+            print(parallel_jobs(given.jobs))
         else:
             print("\n".join(build_requirements()))
     except (ToolchainError, ValueError) as error:

@@ -159,10 +159,10 @@ class Audit:
             "source": render(key, flavour="nvrtc")[0],
             "options": [f"--gpu-architecture={key.arch.value}", *self._options],
         }
-        asked = image.with_name("request.json")
-        asked.write_text(json.dumps(request), encoding="utf-8")
+        request_file = image.with_name("request.json")
+        request_file.write_text(json.dumps(request), encoding="utf-8")
         process = subprocess.run(
-            [sys.executable, "-I", __file__, "--compile", str(asked), str(image)],
+            [sys.executable, "-I", __file__, "--compile", str(request_file), str(image)],
             capture_output=True, text=True, check=False, timeout=LONGEST_SECONDS,
         )  # fmt: skip
         if process.returncode == 0 and image.is_file():
@@ -189,9 +189,9 @@ class Audit:
         return listed.stdout.splitlines()
 
 
-def compile_one(asked: str, image: str) -> int:
+def compile_one(request_file: str, image: str) -> int:
     """In a process of its own, since NVRTC keeps its memory: the image of a request."""
-    request = json.loads(Path(asked).read_text(encoding="utf-8"))
+    request = json.loads(Path(request_file).read_text(encoding="utf-8"))
     spec = importlib.util.spec_from_file_location("worker", request["worker"])
     if spec is None or spec.loader is None:
         raise ImportError(request["worker"])

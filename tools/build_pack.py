@@ -155,10 +155,10 @@ def program(name: str, path: str = "") -> str:
     for candidate in candidates(name, path):
         tried.append(candidate)
         try:
-            asked = subprocess.run([candidate, "--version"], capture_output=True, check=False, timeout=60)
+            completed = subprocess.run([candidate, "--version"], capture_output=True, check=False, timeout=60)
         except (OSError, subprocess.TimeoutExpired):
             continue
-        if asked.returncode == 0:
+        if completed.returncode == 0:
             return candidate
     raise FileNotFoundError(
         f"no {name} that runs (tried: {', '.join(tried) or 'nothing'}); `pip install {name}` has it"

@@ -708,12 +708,14 @@ def machine() -> dict[str, Any]:
     words = [sys.executable, "benchmarks/facts.py"]
     changed = {**os.environ, **BENCHMARKS}
     try:
-        asked = subprocess.run(words, cwd=ROOT, env=changed, capture_output=True, text=True, check=False, timeout=120)
+        completed = subprocess.run(
+            words, cwd=ROOT, env=changed, capture_output=True, text=True, check=False, timeout=120
+        )
     except subprocess.TimeoutExpired as error:
         return {"machine": {"problem": str(error)}}
-    if asked.returncode:
-        return {"machine": {"problem": asked.stderr.strip()[-2000:]}}
-    facts: dict[str, Any] = json.loads(asked.stdout.splitlines()[-1])
+    if completed.returncode:
+        return {"machine": {"problem": completed.stderr.strip()[-2000:]}}
+    facts: dict[str, Any] = json.loads(completed.stdout.splitlines()[-1])
     return facts
 
 

@@ -109,7 +109,7 @@ class EpilogueVisitorTree:
         result_dtype: the element type that D must have, where the tree decides it.
         stores: (output, node) of everything else that is written, by name.
         inputs: the operands read, in the order in which kernels take them.
-        outputs: the outputs of `stores`, likewise.
+        outputs: the outputs of `stores`, in the same order.
     """
 
     def __init__(

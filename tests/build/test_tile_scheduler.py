@@ -80,9 +80,9 @@ def _problems() -> list[Problem]:
 
 def _modelled(problem: Problem) -> tuple[int, ...]:
     x, y, z, cluster_m, cluster_n, multiprocessors, swizzle, raster, k_tiles = problem
-    asked = ((x, y, z), (cluster_m, cluster_n), multiprocessors, swizzle, raster)
-    tiles = _core.tile_list(*asked)
-    padded = _core.tile_list(*asked, stream_k=True)
+    arguments = ((x, y, z), (cluster_m, cluster_n), multiprocessors, swizzle, raster)
+    tiles = _core.tile_list(*arguments)
+    padded = _core.tile_list(*arguments, stream_k=True)
     _, cut, units, splits = _core.decompose(padded, k_tiles)
     stream_k = (cut, units, 1) if splits == 1 else (0, 0, splits)
     return (
@@ -102,9 +102,9 @@ def _clusters(problem: Problem) -> int:
 def test_tile_lists_are_those_of_kernels(tmp_path: Path) -> None:
     program = compiled(SCHEDULERS, tmp_path / "schedulers", "-arch=sm_90a", f"-I{OURS.parent}", f"-I{CUTLASS}")
     problems = _problems()
-    asked = tmp_path / "problems"
-    asked.write_text("".join(" ".join(map(str, (*problem, _clusters(problem)))) + "\n" for problem in problems))
-    said = said_by(Path("/bin/sh"), "-c", f"'{program}' < '{asked}'")
+    problem_file = tmp_path / "problems"
+    problem_file.write_text("".join(" ".join(map(str, (*problem, _clusters(problem)))) + "\n" for problem in problems))
+    said = said_by(Path("/bin/sh"), "-c", f"'{program}' < '{problem_file}'")
     answers = [tuple(map(int, line.split())) for line in said.splitlines()]
     assert len(answers) == len(problems)
     modelled = map(_modelled, problems)

@@ -96,18 +96,18 @@ class TestBuildRequirements:
 
 
 @pytest.mark.parametrize(
-    ("env", "asked"),
+    ("env", "required"),
     [
         ({"ATOMR_CUTLASS_NVCC": "pypi", "CMAKE_ARGS": ""}, True),
         ({"ATOMR_CUTLASS_NVCC": "pypi", "CMAKE_ARGS": "-DATOMR_CUTLASS_PRESET=none"}, False),
         ({"CUDACXX": "/some/nvcc", "CMAKE_ARGS": ""}, False),
     ],
 )
-def test_the_build_backend_asks_for_it(env: dict[str, str], asked: bool) -> None:
+def test_the_build_backend_asks_for_it(env: dict[str, str], required: bool) -> None:
     ask = "import scikit_build_core.build as b; print(b.get_requires_for_build_wheel())"
     said = run(sys.executable, "-c", ask, env={"CUDACXX": ""} | env)
     assert said.returncode == 0, said.stderr
-    assert (toolchain.PYPI_TOOLKIT in said.stdout) == asked
+    assert (toolchain.PYPI_TOOLKIT in said.stdout) == required
 
 
 def test_no_nvcc_anywhere_stops_and_names_the_knob(new_build: Build, tmp_path: Path) -> None:

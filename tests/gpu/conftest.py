@@ -26,9 +26,9 @@ if COMPILED:
     module: Any = sys.modules["atomr_cutlass.ops.gemm.kernels"]
     module.prebuilt_from_candidate = module.from_candidate
 
-    def compiled(problem: GemmProblem, choice: GemmCandidate, *options: Any) -> ac.Plan:
+    def compiled(problem: GemmProblem, candidate: GemmCandidate, *options: Any) -> ac.Plan:
         """The plan of a choice, its kernel compiled."""
-        made: ac.Plan = module.prebuilt_from_candidate(problem, dataclasses.replace(choice, info=None), *options)
+        made: ac.Plan = module.prebuilt_from_candidate(problem, dataclasses.replace(candidate, info=None), *options)
         return made
 
     module.from_candidate = compiled  # before the tests import it

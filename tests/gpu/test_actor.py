@@ -493,7 +493,7 @@ def test_policies_of_the_callers_own(actor: ac.CutlassActor, monkeypatch: pytest
     """A planner that compiles: the same key gives the same kernel, and the same bits."""
     monkeypatch.setenv("ATOMR_CUTLASS_JIT", "auto")
     request, a, b = request_of(), rows(), weights()
-    compiled = ac.CutlassActor(4, planner=lambda asked, device: ac.plan(asked, device, backend="jit"))
+    compiled = ac.CutlassActor(4, planner=lambda wanted, device: ac.plan(wanted, device, backend="jit"))
     try:
         d = send(compiled, request, a, b)
     except ac.DeviceUnavailableError as error:
@@ -511,7 +511,7 @@ def test_the_compile_sink_sees_compilations(monkeypatch: pytest.MonkeyPatch, tmp
     seen: list[tuple[str, str]] = []
     compiled = ac.CutlassActor(
         4,
-        planner=lambda asked, device: ac.plan(asked, device, backend="jit"),
+        planner=lambda wanted, device: ac.plan(wanted, device, backend="jit"),
         compile_sink=lambda source, name: seen.append((source, name)),
     )
     request = request_of()

@@ -819,7 +819,7 @@ def test_cells_of_other_archs(case: Case, arch: SmArch) -> None:
     bias = fill(shape[-1:], case.result, 4) if case.bias else None
     problem = problem_of(case.op, a, b, out.view, g, kind, bias=bias, activation=case.activation)
     plan = made(problem, arch=arch, like=a)
-    assert all(picked.key.arch is arch for picked in plan.candidates)
+    assert all(candidate.key.arch is arch for candidate in plan.candidates)
     assert plan(*(array for array in (a, b, bias) if array is not None), out=out.view) is out.view
     out.assert_guards()
     check(case, out.view, a, b, bias=bias, exact=True)

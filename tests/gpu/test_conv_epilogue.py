@@ -45,7 +45,7 @@ class Arrays:
     def __init__(self, case: ConvCase) -> None:
         self.case = case
         self.values = case.values()
-        self.held = {name: Held(lie) for name, lie in case.lies.items()}
+        self.held = {name: Held(layout) for name, layout in case.array_layouts.items()}
         for name, values in self.values.items():
             self.held[name].fill(values)
 
@@ -195,7 +195,7 @@ def test_graph(torch: Any) -> None:
 
 
 def test_epilogues_are_validated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every kernel of the common cases passes the check, and one that lies is refused."""
+    """Every kernel of the common cases passes the check, and one that gives wrong results is refused."""
     monkeypatch.setenv(validate.VARIABLE, "on")
     monkeypatch.setattr(validate, "_known", {})
     monkeypatch.setattr(validate.validations, "recall", lambda _: None)
@@ -241,7 +241,7 @@ def test_operands_whose_pixels_have_gaps(torch: Any) -> None:
 
 
 def test_results_whose_pixels_have_gaps_come_from_c_alone(torch: Any) -> None:
-    """D may lie as TMA stores it; a matrix is then read by the tree's own way."""
+    """D may lie as TMA stores it; a matrix is then an input of the tree."""
     case = COMMON["block-nhwc"]
     arrays = Arrays(case)
     out = torch.full((2, 14, 16, 64), math.nan, dtype=torch.bfloat16, device="cuda")

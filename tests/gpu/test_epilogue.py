@@ -22,7 +22,7 @@ from atomr_cutlass.pipeline import devices
 from gpu_matrices import assert_same_bits
 from gpu_trees import Arrays, assert_as_unfused, assert_right, call, host, plan_of, results_of
 from random_trees import is_special, to_torch
-from tree_cases import Case, Lie
+from tree_cases import Case, Layout
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
@@ -218,7 +218,11 @@ def test_host_arrays(name: str, kind: str, torch: Any) -> None:
 def test_host_results_by_name() -> None:
     case = as_tree(COMMON["forward"])
     values = case.values()
-    outs = {key: np.zeros(lie.shape, numpy_type(lie.dtype)) for key, lie in case.lies.items() if key not in values}
+    outs = {
+        key: np.zeros(layout.shape, numpy_type(layout.dtype))
+        for key, layout in case.array_layouts.items()
+        if key not in values
+    }
     read = {operand.name: values[operand.name] for operand in case.tree.inputs}
     returned = ac.gemm(values["a"], values["b"], epilogue=case.tree, alpha=case.alpha, **read, **outs)
     assert all(returned[key] is outs[key] for key in returned)
@@ -336,7 +340,7 @@ def test_a_plan_refuses_other_arrays(torch: Any) -> None:
     case = COMMON["forward"]
     arrays = Arrays(case)
     plan = plan_of(case, arrays["a"])
-    given = dict(zip(case.lies, arrays.in_order, strict=True))
+    given = dict(zip(case.array_layouts, arrays.in_order, strict=True))
     for wrong in (
         {"bias": given["bias"][:-1]},
         {"bias": given["bias"].double()},
@@ -364,14 +368,14 @@ def resized(case: Case, m: int, n: int, k: int, batch: tuple[int, ...] = ()) -> 
     rows, columns, _ = tree_cases.USUAL
     extents = {rows: m, columns: n, -(-columns // 8): -(-n // 8)}
 
-    def lies(those: Mapping[str, Lie]) -> dict[str, Lie]:
+    def extended(given: Mapping[str, Layout]) -> dict[str, Layout]:
         return {
-            name: dataclasses.replace(lie, shape=tuple(extents.get(extent, extent) for extent in lie.shape))
-            for name, lie in those.items()
+            name: dataclasses.replace(layout, shape=tuple(extents.get(extent, extent) for extent in layout.shape))
+            for name, layout in given.items()
         }
 
     return dataclasses.replace(
-        case, m=m, n=n, k=k, batch_a=batch, operands=lies(case.operands), outputs=lies(case.outputs)
+        case, m=m, n=n, k=k, batch_a=batch, operands=extended(case.operands), outputs=extended(case.outputs)
     )
 
 
@@ -511,8 +515,8 @@ def test_outputs_that_share_memory(torch: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["observed", "forward"])
-def test_masks_lie_along_rows(name: str) -> None:
-    """Bits of a column-major D would lie across its vectors."""
+def test_masks_run_along_rows(name: str) -> None:
+    """Bits of a column-major D would run across its vectors."""
     case = dataclasses.replace(as_tree(COMMON[name]), layouts="rrc")
     refused(ac.UnsupportedError, Arrays(case), "mask|row-major|bits")
 

@@ -136,8 +136,8 @@ def test_every_cell(key: KernelKey, torch: Any) -> None:
         out = guarded((m, n), key.d, layout=key.layout_d)
         if key.epilogue == "lc" and not key.scale_type:
             problem = problem_of(a, b, out.view, math_mode=key.math)
-            choice = replace(select.candidate_of(GemmSearch(problem, device), key), info=info)
-            from_candidate(problem, choice, PlanOptions(like=a))(a, b, out=out.view)
+            candidate = replace(select.candidate_of(GemmSearch(problem, device), key), info=info)
+            from_candidate(problem, candidate, PlanOptions(like=a))(a, b, out=out.view)
             torch.cuda.synchronize()
             out.assert_guards()
             assert_scaled(out.view, a, b, fast=key.math == "fast")

@@ -64,8 +64,8 @@ class Vector:
         self.view = self.guarded.view[..., 0]
 
 
-def vector(shape: tuple[int, ...], dtype: D, seed: int, **lie: int) -> Any:
-    made = Vector(shape, dtype, **lie)
+def vector(shape: tuple[int, ...], dtype: D, seed: int, **spacing: int) -> Any:
+    made = Vector(shape, dtype, **spacing)
     if made.view.numel():
         made.view.copy_(fill(shape, dtype, seed))
     return made.view

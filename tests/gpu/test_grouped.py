@@ -131,10 +131,10 @@ def given(case: Case, seed: int = 1) -> Given:
     import torch
 
     shape_a, shape_b, shape_d = case.shapes
-    lies = [{"pad": pad, "offset": shift} for pad, shift in zip(case.pads, case.shifts, strict=True)]
-    a = placed(shape_a, case.a, seed, layout=case.layouts[0], **lies[0])
-    b = placed(shape_b, case.b or case.a, seed + 1, layout=case.layouts[1], **lies[1])
-    out = guarded(shape_d, case.result, **lies[3])
+    placements = [{"pad": pad, "offset": shift} for pad, shift in zip(case.pads, case.shifts, strict=True)]
+    a = placed(shape_a, case.a, seed, layout=case.layouts[0], **placements[0])
+    b = placed(shape_b, case.b or case.a, seed + 1, layout=case.layouts[1], **placements[1])
+    out = guarded(shape_d, case.result, **placements[3])
     raw = torch.uint8 if case.a in FP8_TYPES else torch.int16
     poison = 0xFF if case.a in FP8_TYPES else 0x7FFF
     if case.form == ALONG_K:
@@ -147,7 +147,7 @@ def given(case: Case, seed: int = 1) -> Given:
             a[g, size:].view(raw).fill_(poison)
     c = before = None
     if case.beta != 0:
-        c = placed(shape_d, case.result, seed + 2, **lies[2])
+        c = placed(shape_d, case.result, seed + 2, **placements[2])
         before = c.clone()
         if case.in_place:
             out.view.copy_(c)

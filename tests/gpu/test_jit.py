@@ -137,12 +137,12 @@ def test_launches_are_captured_with_any_pointers_and_scalars(generation: str, to
     if not native:
         pytest.skip(f"the table has no bf16 cell of the {generation} generation for this GPU")
     info = native[0]
-    lie = {"a": info.key.layout_a, "b": info.key.layout_b}
-    a, b = placed((256, 512), D.BF16, 1, layout=lie["a"]), placed((512, 128), D.BF16, 2, layout=lie["b"])
+    layouts = {"a": info.key.layout_a, "b": info.key.layout_b}
+    a, b = placed((256, 512), D.BF16, 1, layout=layouts["a"]), placed((512, 128), D.BF16, 2, layout=layouts["b"])
     c = placed((256, 128), info.key.d, 3)
     outs = [Guarded((256, 128), info.key.d) for _ in range(3)]
     _, made = chosen(a, b, outs[0].view, info)
-    others = [placed((256, 512), D.BF16, 5 + i, layout=lie["a"]) for i in range(3)]
+    others = [placed((256, 512), D.BF16, 5 + i, layout=layouts["a"]) for i in range(3)]
     calls = [(None, 1.0, 0.0), (c, 2.0, -1.0), (c, 0.0, 3.0)]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -293,8 +293,8 @@ def test_choices_of_keys_outside_the_matrix(torch: Any) -> None:
     b = placed((70, 50), D.F32, 2, layout=key.layout_b)
     out = Guarded((100, 50), key.d)
     problem = problem_of(a, b, out.view, math_mode="ieee")
-    choice: GemmCandidate = select.candidate_of(GemmSearch(problem, devices.get(0)), key)
-    made = from_candidate(problem, choice, PlanOptions(like=a))
+    candidate: GemmCandidate = select.candidate_of(GemmSearch(problem, devices.get(0)), key)
+    made = from_candidate(problem, candidate, PlanOptions(like=a))
     made(a, b, out=out.view)
     torch.cuda.synchronize()
     out.assert_guards()

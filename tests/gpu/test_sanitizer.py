@@ -80,11 +80,11 @@ def test_family(info: ac.KernelInfo) -> None:
     c = spec("c", key.d)
     problem = GemmProblem(a=spec("a", key.a), b=spec("b", key.b), c=c, d=spec("out", key.d), math=key.math, device=0)
     ranked = select.rank(GemmSearch(problem, device, key.arch))
-    choice = next(choice for choice in ranked if choice.info.name == info.name)
+    candidate = next(candidate for candidate in ranked if candidate.info.name == info.name)
     splits = key.scheduler == "streamk" or (key.generation == "sm80" and key.d.bits >= key.acc.bits)
     want = gemm_reference.gemm(host["a"], host["b"], host["c"], alpha=2.0, beta=-1.0, out_dtype=key.d, math=key.math)
     for split_k in (1, 2) if splits else (1,):
-        made = from_candidate(problem, replace(choice, split_k=split_k))
+        made = from_candidate(problem, replace(candidate, split_k=split_k))
         made(views["a"], views["b"], views["c"], out=views["out"], alpha=2.0, beta=-1.0, stream=0)
         np.testing.assert_array_equal(operands.download(views["out"]), want)
 

@@ -175,11 +175,11 @@ def splitting_plan(torch: Any, split_k: int = 4, scheduler: str = "identity") ->
         a, b = placed((96, 4096), dtype, 1), placed((4096, 80), dtype, 2, layout="c")
         out = torch.empty(96, 80, dtype=a.dtype, device="cuda")
         problem = problem_of(a, b, out, math_mode=math_mode)
-        for choice in select.rank(GemmSearch(problem, devices.get(0))):
-            key = choice.info.key
-            slices = estimate.slices(key, choice.formulation.extents, devices.get(0))
+        for candidate in select.rank(GemmSearch(problem, devices.get(0))):
+            key = candidate.info.key
+            slices = estimate.slices(key, candidate.formulation.extents, devices.get(0))
             if key.scheduler == scheduler and (streamk or split_k in slices):
-                plan = from_candidate(problem, dataclasses.replace(choice, split_k=split_k), PlanOptions(like=a))
+                plan = from_candidate(problem, dataclasses.replace(candidate, split_k=split_k), PlanOptions(like=a))
                 assert plan.workspace_bytes > 0
                 return plan, a, b, out
     pytest.skip(f"the table has no kernel with the {scheduler} scheduler that splits K here")

@@ -67,13 +67,13 @@ class Launch:
         self.c = placed((m, n), key.d, 3, layout=key.layout_d)
         self.out = Guarded((m, n), key.d, layout=key.layout_d)
 
-    def choice(self) -> GemmCandidate:
+    def candidate(self) -> GemmCandidate:
         problem = problem_of(self.a, self.b, self.out.view, math_mode=self.key.math)
         return replace(select.candidate_of(GemmSearch(problem, devices.get(0)), self.key), info=self.info)
 
-    def check(self, choice: GemmCandidate, *, alpha: float = 1.0, beta: float = 0.0) -> Plan:
+    def check(self, candidate: GemmCandidate, *, alpha: float = 1.0, beta: float = 0.0) -> Plan:
         problem = problem_of(self.a, self.b, self.out.view, math_mode=self.key.math)
-        made = from_candidate(problem, choice, PlanOptions(like=self.a))
+        made = from_candidate(problem, candidate, PlanOptions(like=self.a))
         assert made.kernel_name == self.key.name
         out = Guarded(tuple(self.out.view.shape), self.key.d, layout=self.key.layout_d)
         c = self.c if beta else None
@@ -89,9 +89,9 @@ def test_every_cell(key: KernelKey) -> None:
     info = every_cell.row_of(key)
     for shape in every_cell.gemm_shapes(key):
         launch = Launch(key, info, shape)
-        choice = replace(launch.choice(), split_k=1)
-        launch.check(choice)
-        launch.check(choice, alpha=2.0, beta=-3.0)
+        candidate = replace(launch.candidate(), split_k=1)
+        launch.check(candidate)
+        launch.check(candidate, alpha=2.0, beta=-3.0)
     every_cell.right(key, info, "products of 3 shapes, alpha, beta")
 
 
@@ -102,9 +102,9 @@ def test_scheduler_options(info: ac.KernelInfo) -> None:
     tile_m, tile_n, tile_k = info.key.tile
     unit = max(info.key.align_a, info.key.align_d)
     launch = Launch(info.key, info, (rows_for(info.key, 9 * tile_m + unit), 7 * tile_n + unit, 2 * tile_k))
-    choice = launch.choice()
+    candidate = launch.candidate()
     for swizzle, raster in ((1, 1), (2, 2), (4, 0), (8, 1), (8, 2)):
-        launch.check(replace(choice, swizzle=swizzle, raster=raster, split_k=1))
+        launch.check(replace(candidate, swizzle=swizzle, raster=raster, split_k=1))
 
 
 @pytest.mark.parametrize("info", [info for info in TABLE if gemm_sm90.widths(info.key)], ids=lambda info: info.name)
@@ -115,10 +115,10 @@ def test_widths(info: ac.KernelInfo) -> None:
     for shape in ((5 * unit, 27 * unit, 200), (9 * info.key.tile[0] + unit, 7 * info.key.tile[1] + 3 * unit, 456)):
         launch, first = Launch(info.key, info, shape), None
         for width in gemm_sm90.widths(info.key):
-            choice = replace(launch.choice(), width=width)
-            launch.check(choice, alpha=2.0, beta=-3.0)
+            candidate = replace(launch.candidate(), width=width)
+            launch.check(candidate, alpha=2.0, beta=-3.0)
             problem = problem_of(launch.a, launch.b, launch.out.view)
-            made = from_candidate(problem, choice, PlanOptions(like=launch.a))
+            made = from_candidate(problem, candidate, PlanOptions(like=launch.a))
             made(launch.a, launch.b, out=launch.out.view)
             first = launch.out.view.clone() if first is None else first
             assert_same_bits(launch.out.view, first)
@@ -137,10 +137,10 @@ def test_split_k(info: ac.KernelInfo) -> None:
     unit = max(info.key.align_a, info.key.align_b, info.key.align_d)
     for shape in ((tile_m + unit, tile_n + unit, 64 * tile_k + unit), (unit, 3 * tile_n, 40 * tile_k)):
         launch = Launch(info.key, info, shape)
-        choice = launch.choice()
+        candidate = launch.candidate()
         for split_k in (1, 2, 3, 4, 8):
-            made = launch.check(replace(choice, split_k=split_k))
-            launch.check(replace(choice, split_k=split_k), alpha=2.0, beta=1.0)
+            made = launch.check(replace(candidate, split_k=split_k))
+            launch.check(replace(candidate, split_k=split_k), alpha=2.0, beta=1.0)
             if split_k > 1:
                 assert made.workspace_bytes > 0
 
@@ -153,7 +153,7 @@ def test_stream_k_decompositions(info: ac.KernelInfo) -> None:
     wave = devices.get(0).multiprocessors
     for tiles in (wave + 3, 2 * wave - 1):
         launch = Launch(info.key, info, (tile_m * 2, tile_n * (tiles // 2), 20 * tile_k))
-        launch.check(launch.choice())
+        launch.check(launch.candidate())
 
 
 def request(kind: Kind, shape: ac.GemmShape, layouts: str, **more: Any) -> ac.GemmRequest:
@@ -189,22 +189,22 @@ REQUEST_SHAPES = (
 )
 def test_requests(kind: Kind, layouts: str, shape: ac.GemmShape, arch: ac.SmArch | None) -> None:
     """Plans of requests; for sm_80 on a newer GPU by PTX that the driver translates."""
-    asked = request(kind, shape, layouts, arch=arch, epilogue=ac.GemmEpilogue(alpha=2.0, beta=3.0))
+    wanted = request(kind, shape, layouts, arch=arch, epilogue=ac.GemmEpilogue(alpha=2.0, beta=3.0))
     try:
-        made = ac.plan(asked)
+        made = ac.plan(wanted)
     except ac.KernelNotFoundError as error:
         if arch is not None:
             pytest.skip(str(error))
-        lacking(error, kind, layouts, asked.result_dtype)
+        lacking(error, kind, layouts, wanted.result_dtype)
     if arch is not None:
         assert made.main.key.arch is arch
-    assert made.request is asked
+    assert made.request is wanted
     batch = () if shape.batch == 1 else (shape.batch,)
     exact = kind.precision == "tf32"
     a = placed((*batch, shape.m, shape.k), kind.dtype, 1, layout=layouts[0], tf32=exact)
     b = placed((*batch, shape.k, shape.n), kind.dtype, 2, layout=layouts[1], tf32=exact)
-    c = placed((*batch, shape.m, shape.n), asked.result_dtype, 3, layout=layouts[2])
-    out = Guarded((*batch, shape.m, shape.n), asked.result_dtype, layout=layouts[2])
+    c = placed((*batch, shape.m, shape.n), wanted.result_dtype, 3, layout=layouts[2])
+    out = Guarded((*batch, shape.m, shape.n), wanted.result_dtype, layout=layouts[2])
     assert made(a, b, c, out=out.view) is out.view
     out.assert_guards()
     assert_product(out.view, a, b, c, alpha=2.0, beta=3.0, math_mode=kind.math, tf32=exact)

@@ -29,7 +29,7 @@ from atomr_cutlass.ops.conv2d.problem import ConvProblem
 from atomr_cutlass.pipeline import select
 from atomr_cutlass.pipeline.devices import Device
 from random_trees import Dice, operands_like, random_tree, random_values
-from tree_cases import Array, Lie, Shape
+from tree_cases import Array, Layout, Shape
 
 _ADDRESS = 1 << 20
 
@@ -46,7 +46,7 @@ class ConvCase:
         x: extents of the image.
         w: K, R and S.
         stride, padding: of the filter.
-        operands, outputs: how the tree's arrays lie, by name.
+        operands, outputs: the layouts of the tree's arrays, by name.
         function: what is traced for the tree, if it is.
         options: `bias` and `activation` that make the tree, if they do.
         precision: of float32 operands.
@@ -65,8 +65,8 @@ class ConvCase:
     w: tuple[int, int, int]
     stride: int = 1
     padding: int = 0
-    operands: Mapping[str, Lie] = field(default_factory=dict)
-    outputs: Mapping[str, Lie] = field(default_factory=dict)
+    operands: Mapping[str, Layout] = field(default_factory=dict)
+    outputs: Mapping[str, Layout] = field(default_factory=dict)
     function: Callable[..., Any] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     precision: str | None = None
@@ -95,22 +95,27 @@ class ConvCase:
         return numerics.math_mode(self.a, self.precision)
 
     @property
-    def lies(self) -> dict[str, Lie]:
-        """How every array lies, in the order of a plan's slots."""
+    def array_layouts(self) -> dict[str, Layout]:
+        """The layout of every array, in the order of a plan's operands."""
         g = self.geometry
         first = g.x_shape if self.op == FPROP else g.y_shape
-        out = Lie(self.image, self.d, "r", self.pad)
-        found = {"a": Lie(first, self.a), "b": Lie(g.w_shape, self.a), **({"c": out} if self.beta else {})}
+        out = Layout(self.image, self.d, "r", self.pad)
+        found = {"a": Layout(first, self.a), "b": Layout(g.w_shape, self.a), **({"c": out} if self.beta else {})}
         return found | dict(self.operands) | dict(self.outputs) | {"out": out}
 
     @property
     def problem(self) -> ConvProblem:
-        specs = {name: lie.spec for name, lie in self.lies.items() if name in ("a", "b", "c", "out")}
+        specs = {name: array.spec for name, array in self.array_layouts.items() if name in ("a", "b", "c", "out")}
         views = {
             name: _core.Operand(
-                _ADDRESS + lie.offset * lie.element.bits // 8, lie.shape, lie.strides, lie.element.dlpack, CUDA, 0
+                _ADDRESS + array.offset * array.element.bits // 8,
+                array.shape,
+                array.strides,
+                array.element.dlpack,
+                CUDA,
+                0,
             )
-            for name, lie in self.lies.items()
+            for name, array in self.array_layouts.items()
             if name not in specs
         }
         # Calls with bias and activation ask for no tree, except with C.
@@ -128,13 +133,13 @@ class ConvCase:
         """The operands, C and the tree's inputs, on the host."""
         generator = np.random.default_rng(self.seed)
         made = {
-            name: random_values(lie.shape, lie.dtype, generator, whole=4 if name == "c" else 0)
-            for name, lie in self.lies.items()
+            name: random_values(array.shape, array.dtype, generator, whole=4 if name == "c" else 0)
+            for name, array in self.array_layouts.items()
             if name in ("a", "b", "c")
         }
         if self.math == "tf32":  # exact ones leave the tightest tolerance
             made |= {name: numerics.round_to_tf32(made[name]) for name in ("a", "b")}
-        return made | operands_like(self.tree, {name: lie.shape for name, lie in self.operands.items()}, self.seed)
+        return made | operands_like(self.tree, {name: array.shape for name, array in self.operands.items()}, self.seed)
 
     def matrices(self, values: Mapping[str, Array]) -> dict[str, Array]:
         """Arrays of the tree as it sees them."""
@@ -164,7 +169,7 @@ class ConvCase:
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Setup:
     x: tuple[int, int, int, int]
     w: tuple[int, int, int]
     stride: int = 1
@@ -174,16 +179,16 @@ class _Way:
     layout: str = "nhwc"
 
 
-_WAYS = (
-    _Way((2, 14, 14, 64), (96, 3, 3), padding=1),
-    _Way((1, 9, 11, 32), (48, 3, 3), layout="nchw"),
-    _Way((3, 7, 7, 64), (144, 1, 1), beta=0.5),
-    _Way((2, 12, 10, 48), (64, 3, 2), padding=1, pad=16),
-    _Way((4, 8, 8, 32), (160, 3, 3), padding=1, beta=-1.0, layout="nchw"),
-    _Way((1, 1, 1, 64), (32, 1, 1)),
-    _Way((5, 5, 13, 80), (16, 3, 3), padding=2),
+_SETUPS = (
+    _Setup((2, 14, 14, 64), (96, 3, 3), padding=1),
+    _Setup((1, 9, 11, 32), (48, 3, 3), layout="nchw"),
+    _Setup((3, 7, 7, 64), (144, 1, 1), beta=0.5),
+    _Setup((2, 12, 10, 48), (64, 3, 2), padding=1, pad=16),
+    _Setup((4, 8, 8, 32), (160, 3, 3), padding=1, beta=-1.0, layout="nchw"),
+    _Setup((1, 1, 1, 64), (32, 1, 1)),
+    _Setup((5, 5, 13, 80), (16, 3, 3), padding=2),
 )
-_STRIDED = _Way((2, 15, 13, 48), (64, 5, 5), stride=2, padding=2)
+_STRIDED = _Setup((2, 15, 13, 48), (64, 5, 5), stride=2, padding=2)
 
 _ROWS: tuple[tuple[D, str | None, D, str, int], ...] = (
     (D.BF16, None, D.BF16, FPROP, 8),
@@ -205,52 +210,52 @@ def cases() -> tuple[ConvCase, ...]:
     made: list[ConvCase] = []
     for start, (a, precision, d, op, count) in enumerate(_ROWS):
         for number in range(count):
-            way = _WAYS[(3 * start + number) % len(_WAYS)]
+            setup = _SETUPS[(3 * start + number) % len(_SETUPS)]
             if op == FPROP and number == 1:
-                way = _STRIDED
-            made.append(_random_case(500 + len(made), a, precision, d, op, way))
+                setup = _STRIDED
+            made.append(_random_case(500 + len(made), a, precision, d, op, setup))
     return tuple(made)
 
 
-def _random_case(seed: int, a: D, precision: str | None, d: D, op: str, way: _Way) -> ConvCase:
+def _random_case(seed: int, a: D, precision: str | None, d: D, op: str, setup: _Setup) -> ConvCase:
     dice = Dice(2_000_000 + seed)
     tree = random_tree(seed, d=d, acc=D.F32)
-    plain = ConvCase("", tree, op, a, d, way.x, way.w, way.stride, way.padding)
-    depth = way.w[1] * way.w[2] * (way.x[3] if op == FPROP else way.w[0])
-    words = [str(seed), op.removeprefix("conv2d_"), a.value, d.value, "x".join(map(str, way.x)), way.layout]
+    plain = ConvCase("", tree, op, a, d, setup.x, setup.w, setup.stride, setup.padding)
+    depth = setup.w[1] * setup.w[2] * (setup.x[3] if op == FPROP else setup.w[0])
+    words = [str(seed), op.removeprefix("conv2d_"), a.value, d.value, "x".join(map(str, setup.x)), setup.layout]
     return ConvCase(
         "-".join(words),
         tree,
         op,
         a,
         d,
-        way.x,
-        way.w,
-        way.stride,
-        way.padding,
-        operands={operand.name: _lie_of_input(operand, plain.image, dice) for operand in tree.inputs},
-        outputs={output.name: _lie_of_output(output, plain.image, dice) for output in tree.outputs},
+        setup.x,
+        setup.w,
+        setup.stride,
+        setup.padding,
+        operands={operand.name: _input_layout(operand, plain.image, dice) for operand in tree.inputs},
+        outputs={output.name: _output_layout(output, plain.image, dice) for output in tree.outputs},
         precision=precision,
-        layout=way.layout,
+        layout=setup.layout,
         alpha=dice.choose((1.0, -1.0, 1.5, 0.5)) / math.sqrt(depth),
-        beta=way.beta,
-        pad=way.pad,
+        beta=setup.beta,
+        pad=setup.pad,
         seed=seed,
     )
 
 
-def _lie_of_input(operand: Input, image: Shape, dice: Dice) -> Lie:
+def _input_layout(operand: Input, image: Shape, dice: Dice) -> Layout:
     if operand.kind == SCALAR:
-        return Lie((1,), operand.dtype)
+        return Layout((1,), operand.dtype)
     if operand.kind == ROW:
-        return Lie((image[-1],), operand.dtype, "r", dice.choose((0, 0, 1)), dice.choose((0, 1)))
+        return Layout((image[-1],), operand.dtype, "r", dice.choose((0, 0, 1)), dice.choose((0, 1)))
     pads = (0, 0, 16, 3) if operand.kind == MATRIX else (0, 1)
-    return Lie(ImageResult(image)._shape(operand), operand.dtype, "r", dice.choose(pads), dice.choose((0, 0, 1)))
+    return Layout(ImageResult(image)._shape(operand), operand.dtype, "r", dice.choose(pads), dice.choose((0, 0, 1)))
 
 
-def _lie_of_output(output: Output, image: Shape, dice: Dice) -> Lie:
+def _output_layout(output: Output, image: Shape, dice: Dice) -> Layout:
     pad = dice.choose((0, 0, 8, 1)) if output.kind == MATRIX and not output.reduction else 0
-    return Lie(ImageResult(image)._shape(output), output.dtype, "r", pad, dice.choose((0, 1)))
+    return Layout(ImageResult(image)._shape(output), output.dtype, "r", pad, dice.choose((0, 1)))
 
 
 def block(acc: Any, scale: Any, bias: Any, residual: Any) -> Any:
@@ -277,11 +282,11 @@ def common() -> dict[str, ConvCase]:
     image = (2, 14, 14, 64)
     made = {}
     for layout in ("nhwc", "nchw"):
-        rows = {"scale": Lie((64,), D.F32), "bias": Lie((64,), D.F32), "residual": Lie(image, D.BF16)}
+        rows = {"scale": Layout((64,), D.F32), "bias": Layout((64,), D.F32), "residual": Layout(image, D.BF16)}
         made[f"block-{layout}"] = _traced(f"block-{layout}", block, D.BF16, rows, x, w, layout=layout)
-    rows = {"bias": Lie((64,), D.F16), "scale": Lie((1,), D.F32)}
+    rows = {"bias": Layout((64,), D.F16), "scale": Layout((1,), D.F32)}
     made["quantized"] = _traced("quantized", quantized, D.F16, rows, x, w, d=D.F8E4M3)
-    rows = {"mask": Lie((2, 14, 14, 8), None)}
+    rows = {"mask": Layout((2, 14, 14, 8), None)}
     made["gradient"] = _traced("gradient", gradient, D.BF16, rows, x, w, op=DGRAD)
     return made
 
@@ -290,7 +295,7 @@ def _traced(
     name: str,
     function: Callable[..., Any],
     a: D,
-    operands: dict[str, Lie],
+    operands: dict[str, Layout],
     x: tuple[int, int, int, int],
     w: tuple[int, int, int],
     *,
@@ -300,12 +305,12 @@ def _traced(
 ) -> ConvCase:
     image = ImageResult(ConvCase("", evt.EvtBuilder().build(), op, a, a, x, w, 1, 1).image)
     kinds = {}
-    for key, lie in operands.items():
-        shape, _ = image.as_matrix(key, lie.shape, lie.strides)
-        kinds[key] = evt.operand_of(shape, *image.matrix, lie.dtype or (1, 8), key)
+    for key, array in operands.items():
+        shape, _ = image.as_matrix(key, array.shape, array.strides)
+        kinds[key] = evt.operand_of(shape, *image.matrix, array.dtype or (1, 8), key)
     tree = evt.trace(function, kinds, out_dtype=d or a, compute_dtype=D.F32).tree
     inputs = {operand.name: operands[operand.name] for operand in tree.inputs}
-    outputs = {output.name: Lie(image.output_shape(output), output.dtype) for output in tree.outputs}
+    outputs = {output.name: Layout(image.output_shape(output), output.dtype) for output in tree.outputs}
     alpha = 1.0 / math.sqrt(w[1] * w[2] * x[3])
     return ConvCase(
         name, tree, op, a, d or a, x, w, 1, 1, inputs, outputs, function=function, layout=layout, alpha=alpha
@@ -337,7 +342,7 @@ def with_options() -> tuple[ConvCase, ...]:
                 (72, 3, 3),
                 1,
                 1,
-                {"bias": Lie((72,), a)},
+                {"bias": Layout((72,), a)},
                 options={"activation": activation},
                 alpha=1 / 24.0,
                 beta=-0.5,

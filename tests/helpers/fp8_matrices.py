@@ -41,8 +41,8 @@ POISON = -1
 class GuardedFp8(Guarded):
     """`Guarded` for fp8."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: D, **lie: Any) -> None:
-        super().__init__(shape, D.I8, **lie)
+    def __init__(self, shape: tuple[int, ...], dtype: D, **placement: Any) -> None:
+        super().__init__(shape, D.I8, **placement)
         self.dtype = dtype
         self._bits.fill_(POISON)
         self.view = self.view.view(torch_dtype(dtype))
@@ -61,14 +61,14 @@ class GuardedFp8(Guarded):
         assert bool((self._bits == POISON).all()), "memory was written"
 
 
-def guarded(shape: tuple[int, ...], dtype: D, **lie: Any) -> Guarded:
+def guarded(shape: tuple[int, ...], dtype: D, **placement: Any) -> Guarded:
     """A matrix inside poison, of any dtype."""
-    return GuardedFp8(shape, dtype, **lie) if dtype in FP8_TYPES else Guarded(shape, dtype, **lie)
+    return GuardedFp8(shape, dtype, **placement) if dtype in FP8_TYPES else Guarded(shape, dtype, **placement)
 
 
-def placed(shape: tuple[int, ...], dtype: D, seed: int, *, whole: bool = False, **lie: Any) -> torch.Tensor:
+def placed(shape: tuple[int, ...], dtype: D, seed: int, *, whole: bool = False, **placement: Any) -> torch.Tensor:
     """Random operands inside poison, so that a read outside them shows in the result."""
-    made = guarded(shape, dtype, **lie)
+    made = guarded(shape, dtype, **placement)
     if made.view.numel():
         made.view.copy_(fill(shape, D.F32, seed, whole=whole).to(made.view.dtype))
     return made.view
@@ -257,14 +257,14 @@ def _assert_on_gpu(
 def scales_of(problem: Any, how: Scaling, amax: Any = None) -> scaled.Scales:
     """The arrays among the scales, as a plan takes them."""
 
-    def lie(array: Any) -> Any:
+    def spec_of(array: Any) -> Any:
         if array is None or isinstance(array, float):
             return None
         view = operands.as_operand(array)
         return gpu_matrices.MatrixSpec(view.shape, view.strides, D.F32)
 
-    found = {name: lie(value) for name, value in (("a", how.scale_a), ("b", how.scale_b), ("d", how.scale_d))}
-    found["amax"] = lie(amax)
+    found = {name: spec_of(value) for name, value in (("a", how.scale_a), ("b", how.scale_b), ("d", how.scale_d))}
+    found["amax"] = spec_of(amax)
     forms = dict(zip("ab", scaled.scale_forms(problem, found["a"], found["b"]), strict=True))
     return scaled.Scales(
         **{

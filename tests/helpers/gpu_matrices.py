@@ -178,10 +178,10 @@ def round_to_tf32(values: torch.Tensor) -> torch.Tensor:
 
 
 def placed(
-    shape: tuple[int, ...], dtype: CutlassDtype, seed: int, *, whole: bool = False, tf32: bool = False, **lie: Any
+    shape: tuple[int, ...], dtype: CutlassDtype, seed: int, *, whole: bool = False, tf32: bool = False, **placement: Any
 ) -> torch.Tensor:
     """Random operands inside poison, so that a read outside them shows in the result."""
-    made = Guarded(shape, dtype, **lie)
+    made = Guarded(shape, dtype, **placement)
     if made.view.numel():
         made.view.copy_(fill(shape, dtype, seed, whole=whole, tf32=tf32))
     return made.view

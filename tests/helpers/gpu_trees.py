@@ -21,38 +21,38 @@ from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.plan import Plan
 from atomr_cutlass.pipeline.planning import PlanOptions
 from random_trees import evaluate_torch, to_torch
-from tree_cases import Array, Case, Lie
+from tree_cases import Array, Case, Layout
 
 if TYPE_CHECKING:
     import torch
 
 
 class Held:
-    """An array that lies in poison.
+    """An array inside poison.
 
     Attributes:
         view: the array; poison until written.
     """
 
-    def __init__(self, lie: Lie) -> None:
+    def __init__(self, layout: Layout) -> None:
         import torch
 
-        flat = len(lie.shape) < 2
+        flat = len(layout.shape) < 2
         self._inside = fp8_matrices.guarded(
-            (*(lie.shape or (1,)), 1) if flat else lie.shape,
-            lie.element,
-            layout="r" if flat else lie.layout,
-            pad=lie.pad,
-            offset=lie.offset,
+            (*(layout.shape or (1,)), 1) if flat else layout.shape,
+            layout.element,
+            layout="r" if flat else layout.order,
+            pad=layout.pad,
+            offset=layout.offset,
         )
         view = self._inside.view
         if flat:
-            view = view[:, 0] if lie.shape else view[0, 0]
-        self.view = view.view(torch.uint8) if lie.dtype is None else view
+            view = view[:, 0] if layout.shape else view[0, 0]
+        self.view = view.view(torch.uint8) if layout.dtype is None else view
         seen = operands.as_operand(self.view)
         # Or other kernels would be launched than were compiled for it.
-        assert (seen.shape, seen.strides) == (lie.shape, lie.strides)
-        assert not view.numel() or seen.alignment == lie.alignment
+        assert (seen.shape, seen.strides) == (layout.shape, layout.strides)
+        assert not view.numel() or seen.alignment == layout.alignment
 
     def fill(self, values: Array) -> None:
         if values.size:
@@ -71,7 +71,9 @@ class Arrays:
     def __init__(self, case: Case, values: Mapping[str, Array] | None = None) -> None:
         self.case = case
         self.values = dict(case.values() if values is None else values)
-        self.held = {name: Held(lie) for name, lie in case.lies.items() if not (name == "c" and case.in_place)}
+        self.held = {
+            name: Held(layout) for name, layout in case.array_layouts.items() if not (name == "c" and case.in_place)
+        }
         if case.in_place:
             self.held["c"] = self.held[RESULT]
         self.fill(self.values)
@@ -98,7 +100,7 @@ class Arrays:
     @property
     def in_order(self) -> list[torch.Tensor]:
         """As plans take them."""
-        return [self[name] for name in self.case.lies]
+        return [self[name] for name in self.case.array_layouts]
 
     def assert_right(self, results: Mapping[str, torch.Tensor] | None = None) -> None:
         """Asserts that the outputs are right, and that no other memory was written.

@@ -35,7 +35,7 @@ from atomr_cutlass.ops.grouped_gemm.problem import (
 from atomr_cutlass.pipeline import select
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.problem import MatrixSpec
-from tree_cases import Lie
+from tree_cases import Layout
 
 CONTIGUOUS, MASKED, ALONG_K = "contiguous", "masked", "along_k"
 BF16, F16, F32, I8, E4M3, E5M2 = D.BF16, D.F16, D.F32, D.I8, D.F8E4M3, D.F8E5M2
@@ -160,7 +160,7 @@ class Case:
             (shape_d, self.result, "r"), (shape_d, self.result, "r"),
         )  # fmt: skip
         a, b, c, d = (
-            (Lie(shape, dtype, layout, pad, shift).spec,)
+            (Layout(shape, dtype, layout, pad, shift).spec,)
             for (shape, dtype, layout), pad, shift in zip(rows, self.pads, self.shifts, strict=True)
         )
         forms = {"tensor": ("tensor",) * 2, "group": ("group",) * 2, "vector": ("vector",) * 2, "block": ("block",) * 2}
@@ -184,10 +184,10 @@ class Case:
             if operand.name == "bias":
                 shape = (self.n,) if self.bias == "row" else (groups, self.n)
                 pad, layout = {"padded": (8, "r"), "strided": (3, "c")}.get(self.bias, (0, "r"))
-                lie = Lie(shape, operand.dtype, layout, pad)
+                array = Layout(shape, operand.dtype, layout, pad)
             else:
-                lie = Lie((1,) if self.factor == "one" else (groups, 1, 1), operand.dtype)
-            found.append(GroupOperand(operand.name, operand.kind, (lie.spec,)))
+                array = Layout((1,) if self.factor == "one" else (groups, 1, 1), operand.dtype)
+            found.append(GroupOperand(operand.name, operand.kind, (array.spec,)))
         return GroupedFusion(tree, tuple(found))
 
 
@@ -376,9 +376,9 @@ def of_lists(shapes: tuple[tuple[int, int, int], ...], options: Mapping[str, Any
 
     def spec(rows: int, columns: int, one: D, layout: str = "r") -> MatrixSpec:
         along = columns if layout == "r" else rows
-        return Lie((rows, columns), one, layout, -along % pad if pad else 0).spec
+        return Layout((rows, columns), one, layout, -along % pad if pad else 0).spec
 
-    rows = tuple(Lie((n,), result).spec for _, n, _ in shapes) if options.get("bias") else ()
+    rows = tuple(Layout((n,), result).spec for _, n, _ in shapes) if options.get("bias") else ()
     inputs = (GroupOperand("bias", "row", rows),) if rows else ()
     tree = bias_and_activation(result if rows else None, options.get("activation"))
     d = tuple(spec(m, n, result) for m, n, _ in shapes)
@@ -407,8 +407,8 @@ def trees_of_lists() -> Iterator[GroupedProblem]:
     """The problem of lists with trees: A row-major, B column-major, a row for each group and a factor."""
     for case in (LISTED, replace(LISTED, tree="quantized")):
         plain = of_lists(LISTED_SHAPES, {"layout": "c"})
-        rows = tuple(Lie((n,), BF16).spec for _, n, _ in LISTED_SHAPES)
-        arrays = {"bias": rows, "factor": (Lie((1,), F32).spec,)}
+        rows = tuple(Layout((n,), BF16).spec for _, n, _ in LISTED_SHAPES)
+        arrays = {"bias": rows, "factor": (Layout((1,), F32).spec,)}
         inputs = tuple(
             GroupOperand(operand.name, operand.kind, arrays[operand.name]) for operand in case.epilogue.inputs
         )

@@ -48,20 +48,20 @@ _WHOLE = 4
 
 
 @dataclass(frozen=True)
-class Lie:
-    """How an array lies in memory that begins with an address aligned to 16 bytes.
+class Layout:
+    """The layout of an array in memory that begins with an address aligned to 16 bytes.
 
     Attributes:
         shape: extents.
         dtype: element type; None for bytes of bits.
-        layout: of its matrices.
+        order: of its matrices, `r` or `c`.
         pad: elements between rows (columns, where it is column-major), or after each element of a vector.
         offset: elements before the first.
     """
 
     shape: Shape
     dtype: D | None
-    layout: str = "r"
+    order: str = "r"
     pad: int = 0
     offset: int = 0
 
@@ -75,9 +75,9 @@ class Lie:
         strides = [1 + self.pad] * len(self.shape)
         if len(self.shape) > 1:
             *batch, rows, columns = self.shape
-            across, along = (rows, columns) if self.layout == "r" else (columns, rows)
+            across, along = (rows, columns) if self.order == "r" else (columns, rows)
             leading = along + self.pad
-            strides = [leading, 1] if self.layout == "r" else [1, leading]
+            strides = [leading, 1] if self.order == "r" else [1, leading]
             step = leading * across
             for extent in reversed(batch):
                 strides.insert(0, step)
@@ -102,7 +102,7 @@ class Case:
         tree: what follows the product.
         a, d: element types of A and B, and of C and D.
         m, n, k: extents.
-        operands, outputs: how the tree's arrays lie, by name.
+        operands, outputs: the layouts of the tree's arrays, by name.
         function: what is traced for the tree, if it is.
         names: of the function's results in its own order.
         activation: what `gemm` is told, with a bias among the operands, instead of a tree.
@@ -125,8 +125,8 @@ class Case:
     m: int
     n: int
     k: int
-    operands: Mapping[str, Lie] = field(default_factory=dict)
-    outputs: Mapping[str, Lie] = field(default_factory=dict)
+    operands: Mapping[str, Layout] = field(default_factory=dict)
+    outputs: Mapping[str, Layout] = field(default_factory=dict)
     function: Callable[..., Any] | None = None
     names: tuple[str, ...] = ()
     activation: str | None = None
@@ -163,8 +163,8 @@ class Case:
         return numerics.math_mode(self.a, self.precision)
 
     @property
-    def lies(self) -> dict[str, Lie]:
-        """How every array lies, in the order of a plan's slots."""
+    def array_layouts(self) -> dict[str, Layout]:
+        """The layout of every array, in the order of a plan's operands."""
         rows = (
             ("a", (*self.batch_a, self.m, self.k), self.a, self.layouts[0]),
             ("b", (*self.batch_b, self.k, self.n), self.a, self.layouts[1]),
@@ -172,7 +172,7 @@ class Case:
             ("out", self.shape, self.d, self.layouts[2]),
         )
         found = {
-            name: Lie(shape, dtype, layout, pad, offset)
+            name: Layout(shape, dtype, layout, pad, offset)
             for (name, shape, dtype, layout), pad, offset in zip(rows, self.pads, self.offsets, strict=True)
             if shape is not None
         }
@@ -184,13 +184,13 @@ class Case:
 
     @property
     def problem(self) -> GemmProblem:
-        specs = {name: lie.spec for name, lie in self.lies.items() if name in ("a", "b", "c", "out")}
+        specs = {name: layout.spec for name, layout in self.array_layouts.items() if name in ("a", "b", "c", "out")}
         return GemmProblem(specs["a"], specs["b"], specs.get("c"), specs["out"], self.math, 0)
 
     @property
     def fusion(self) -> Fusion:
-        def array(name: str, kind: str, lie: Lie, reduction: str = "") -> TreeArray:
-            return TreeArray(name, kind, lie.shape, lie.strides, lie.element, reduction, lie.alignment)
+        def array(name: str, kind: str, layout: Layout, reduction: str = "") -> TreeArray:
+            return TreeArray(name, kind, layout.shape, layout.strides, layout.element, reduction, layout.alignment)
 
         return Fusion(
             self.tree,
@@ -204,11 +204,10 @@ class Case:
     def candidate(self, device: Device) -> GemmCandidate:
         """The kernel."""
         problem = self.problem
-        ways = fused.problem_of(problem, self.fusion, problem.epilogue)
+        problems = fused.problem_of(problem, self.fusion, problem.epilogue)
         if not self.cell:
-            return select.choose(GemmSearch(ways, device, self.arch))
-        for way in ways:
-            search = GemmSearch(way, device)
+            return select.choose(GemmSearch(problems, device, self.arch))
+        for search in (GemmSearch(problem, device) for problem in problems):
             for key in select.serving(search, self.arch or devices.require_arch(device)):
                 if self._is_wanted(key):
                     return select.candidate_of(search, key)
@@ -228,11 +227,11 @@ class Case:
         """A, B, C and the tree's operands, on the host."""
         generator = np.random.default_rng(self.seed)
         made = {}
-        for name, lie in self.lies.items():
+        for name, layout in self.array_layouts.items():
             if name in ("a", "b"):
-                made[name] = random_values(lie.shape, lie.dtype, generator)
+                made[name] = random_values(layout.shape, layout.dtype, generator)
             elif name == "c":
-                made[name] = random_values(lie.shape, lie.dtype, generator, whole=_WHOLE)
+                made[name] = random_values(layout.shape, layout.dtype, generator, whole=_WHOLE)
         if self.math == "tf32":  # exact ones leave the tightest tolerance
             made |= {name: numerics.round_to_tf32(made[name]) for name in ("a", "b")}
         shapes = {operand.name: self.operands[operand.name].shape for operand in self.tree.inputs}
@@ -253,7 +252,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Setup:
     """How a product is put; C where `c` says its batch dimensions."""
 
     m: int
@@ -267,31 +266,31 @@ class _Way:
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
     offsets: tuple[int, int, int, int] = (0, 0, 0, 0)
 
-    def along_k(self) -> _Way:
+    def along_k(self) -> _Setup:
         """The same with A and B contiguous along K, as 8-bit kernels want them."""
-        return _Way(**{**vars(self), "layouts": "rc" + self.layouts[2]})
+        return _Setup(**{**vars(self), "layouts": "rc" + self.layouts[2]})
 
 
-_WAYS = (
-    _Way(256, 384, 128, "rrr"),
-    _Way(77, 93, 64),
-    _Way(70, 40, 64, batch_a=(3,), batch_b=(3,)),
-    _Way(128, 96, 64, "rcc"),
-    _Way(520, 24, 64, "rrr", c=()),
-    _Way(77, 93, 61, "rrr"),
-    _Way(200, 136, 72, "rrr", pads=(8, 8, 8, 8)),
-    _Way(1, 77, 64),
-    _Way(256, 384, 128, c=()),
-    _Way(24, 520, 64, "crr"),
-    _Way(33, 40, 32, batch_a=(2, 1), batch_b=(3,), c=(3,)),
-    _Way(93, 1, 64, "rrr"),
-    _Way(136, 80, 96, "crc"),
-    _Way(70, 40, 64, batch_b=(4,)),
-    _Way(128, 128, 32, c=(), in_place=True),
-    _Way(65, 72, 40, "rrr", offsets=(1, 0, 0, 1)),
-    _Way(5, 3, 7, "rrr", c=()),
-    _Way(64, 264, 64, "crr", batch_a=(2,), c=(), pads=(0, 0, 8, 16)),
-    _Way(131, 66, 64, "rcc", pads=(0, 0, 3, 5), c=()),
+_SETUPS = (
+    _Setup(256, 384, 128, "rrr"),
+    _Setup(77, 93, 64),
+    _Setup(70, 40, 64, batch_a=(3,), batch_b=(3,)),
+    _Setup(128, 96, 64, "rcc"),
+    _Setup(520, 24, 64, "rrr", c=()),
+    _Setup(77, 93, 61, "rrr"),
+    _Setup(200, 136, 72, "rrr", pads=(8, 8, 8, 8)),
+    _Setup(1, 77, 64),
+    _Setup(256, 384, 128, c=()),
+    _Setup(24, 520, 64, "crr"),
+    _Setup(33, 40, 32, batch_a=(2, 1), batch_b=(3,), c=(3,)),
+    _Setup(93, 1, 64, "rrr"),
+    _Setup(136, 80, 96, "crc"),
+    _Setup(70, 40, 64, batch_b=(4,)),
+    _Setup(128, 128, 32, c=(), in_place=True),
+    _Setup(65, 72, 40, "rrr", offsets=(1, 0, 0, 1)),
+    _Setup(5, 3, 7, "rrr", c=()),
+    _Setup(64, 264, 64, "crr", batch_a=(2,), c=(), pads=(0, 0, 8, 16)),
+    _Setup(131, 66, 64, "rcc", pads=(0, 0, 3, 5), c=()),
 )
 
 _ROWS: tuple[tuple[D, str | None, D, int, int], ...] = (
@@ -320,66 +319,66 @@ def cases() -> tuple[Case, ...]:
         for number in range(own + older):
             # Older ones in between, so that both see all ways.
             is_older = (number + 1) * older // (own + older) > number * older // (own + older)
-            way = _WAYS[(7 * start + number) % len(_WAYS)]
+            setup = _SETUPS[(7 * start + number) % len(_SETUPS)]
             arch = OLDER.get(a, SmArch.SM80) if is_older else None
-            made.append(_random_case(len(made), a, precision, d, way if a.bits > 8 else way.along_k(), arch))
+            made.append(_random_case(len(made), a, precision, d, setup if a.bits > 8 else setup.along_k(), arch))
     return tuple(made)
 
 
-def _random_case(seed: int, a: D, precision: str | None, d: D, way: _Way, arch: SmArch | None) -> Case:
+def _random_case(seed: int, a: D, precision: str | None, d: D, setup: _Setup, arch: SmArch | None) -> Case:
     dice = Dice(1_000_000 + seed)
-    tree = random_tree(seed, d=d, acc=accumulator(a), masks=way.layouts[2] == "r")
-    shape = (*np.broadcast_shapes(way.batch_a, way.batch_b), way.m, way.n)
+    tree = random_tree(seed, d=d, acc=accumulator(a), masks=setup.layouts[2] == "r")
+    shape = (*np.broadcast_shapes(setup.batch_a, setup.batch_b), setup.m, setup.n)
     shapes = operand_shapes(tree, shape, seed)
     operands = {
-        operand.name: _lie_of_input(operand.kind, shapes[operand.name], operand.dtype, way, d, dice)
+        operand.name: _input_layout(operand.kind, shapes[operand.name], operand.dtype, setup, d, dice)
         for operand in tree.inputs
     }
-    outputs = {output.name: _lie_of_output(output, fused.output_shape(output, shape), dice) for output in tree.outputs}
+    outputs = {output.name: _output_layout(output, fused.output_shape(output, shape), dice) for output in tree.outputs}
     kind = f"{a.value}{f'-{precision}' if precision else ''}-{d.value}"
-    extents = "x".join(map(str, (*shape, way.k)))
+    extents = "x".join(map(str, (*shape, setup.k)))
     return Case(
-        f"{seed}-{kind}-{extents}-{way.layouts}-{'own' if arch is None else arch.value}",
+        f"{seed}-{kind}-{extents}-{setup.layouts}-{'own' if arch is None else arch.value}",
         tree,
         a,
         d,
-        way.m,
-        way.n,
-        way.k,
+        setup.m,
+        setup.n,
+        setup.k,
         operands,
         outputs,
         precision=precision,
-        layouts=way.layouts,
-        batch_a=way.batch_a,
-        batch_b=way.batch_b,
-        batch_c=way.c,
-        in_place=way.in_place,
-        pads=way.pads,
-        offsets=way.offsets,
+        layouts=setup.layouts,
+        batch_a=setup.batch_a,
+        batch_b=setup.batch_b,
+        batch_c=setup.c,
+        in_place=setup.in_place,
+        pads=setup.pads,
+        offsets=setup.offsets,
         # Accumulators are about as large as 1.
-        alpha=dice.choose((1.0, -1.0, 1.5, 0.5)) / (_SPREAD.get(a, 1.0) ** 2 * math.sqrt(way.k)),
-        beta=0.0 if way.c is None else dice.choose((0.5, -1.0, 0.75)),
+        alpha=dice.choose((1.0, -1.0, 1.5, 0.5)) / (_SPREAD.get(a, 1.0) ** 2 * math.sqrt(setup.k)),
+        beta=0.0 if setup.c is None else dice.choose((0.5, -1.0, 0.75)),
         arch=arch,
         seed=seed,
     )
 
 
-def _lie_of_input(kind: str, shape: Shape, dtype: D | None, way: _Way, d: D, dice: Dice) -> Lie:
+def _input_layout(kind: str, shape: Shape, dtype: D | None, setup: _Setup, d: D, dice: Dice) -> Layout:
     if kind == MATRIX:
-        if dtype is d and dice.often(0.7):  # as D lies
-            return Lie(shape, dtype, way.layouts[2], way.pads[3])
-        return Lie(shape, dtype, dice.choose("rrc"), dice.choose((0, 0, 8, 3)), dice.choose((0, 0, 1)))
+        if dtype is d and dice.often(0.7):  # like D
+            return Layout(shape, dtype, setup.layouts[2], setup.pads[3])
+        return Layout(shape, dtype, dice.choose("rrc"), dice.choose((0, 0, 8, 3)), dice.choose((0, 0, 1)))
     if kind == MASK:
-        return Lie(shape, None, "r", dice.choose((0, 1, 3)), dice.choose((0, 1)))
+        return Layout(shape, None, "r", dice.choose((0, 1, 3)), dice.choose((0, 1)))
     # Column-major, their stride from element to element is that between rows.
-    return Lie(shape, dtype, "c" if kind == ROW else "r", dice.choose((0, 0, 1)), dice.choose((0, 1)))
+    return Layout(shape, dtype, "c" if kind == ROW else "r", dice.choose((0, 0, 1)), dice.choose((0, 1)))
 
 
-def _lie_of_output(output: Output, shape: Shape, dice: Dice) -> Lie:
+def _output_layout(output: Output, shape: Shape, dice: Dice) -> Layout:
     if output.kind == MATRIX:
-        return Lie(shape, output.dtype, dice.choose("rrrc"), dice.choose((0, 0, 8, 1)), dice.choose((0, 0, 1)))
+        return Layout(shape, output.dtype, dice.choose("rrrc"), dice.choose((0, 0, 8, 1)), dice.choose((0, 0, 1)))
     # Outputs that are cleared first are dense.
-    return Lie(shape, output.dtype, "r", 0, dice.choose((0, 1, 2, 3)))
+    return Layout(shape, output.dtype, "r", 0, dice.choose((0, 1, 2, 3)))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -476,7 +475,7 @@ def common() -> Mapping[str, Case]:
 def _plain(name: str, a: D, d: D, activation: str | None, bias: D | None, **how: Any) -> Case:
     m, n, k = USUAL
     tree = bias_and_activation(bias, activation)
-    operands = {} if bias is None else {"bias": Lie((n,), bias)}
+    operands = {} if bias is None else {"bias": Layout((n,), bias)}
     return Case(name, tree, a, d, m, n, k, operands, {}, activation=activation, plain=True, alpha=_alpha(a, k), **how)
 
 
@@ -495,8 +494,8 @@ def _traced(
 ) -> Case:
     m, n, k = shape
     inner = {"scale": (1,), "rows": (m, 1), "bias": (n,), "columns": (n,), "kept": (m, -(-n // 8))}
-    operands = {name: Lie(inner.get(name, (m, n)), dtype) for name, dtype in given.items()}
-    kinds = {name: evt.operand_of(lie.shape, m, n, lie.dtype or BYTE, name) for name, lie in operands.items()}
+    operands = {name: Layout(inner.get(name, (m, n)), dtype) for name, dtype in given.items()}
+    kinds = {name: evt.operand_of(layout.shape, m, n, layout.dtype or BYTE, name) for name, layout in operands.items()}
     traced = evt.trace(function, kinds, out_dtype=d, compute_dtype=D.F64 if a is D.F64 else D.F32)
     return Case(
         name or function.__name__,
@@ -507,7 +506,7 @@ def _traced(
         n,
         k,
         operands,
-        {output.name: Lie(fused.output_shape(output, (m, n)), output.dtype) for output in traced.tree.outputs},
+        {output.name: Layout(fused.output_shape(output, (m, n)), output.dtype) for output in traced.tree.outputs},
         function=function,
         names=traced.names,
         precision=precision,

@@ -160,7 +160,7 @@ def serves(key: KernelKey, problem: ConvProblem, device: devices.Device, split_k
     return bool(ConvSearch(problem, device, formulations=[[put]]).supports(key, put))
 
 
-def _picked(problem: ConvProblem, device: devices.Device, **how: Any) -> tuple[Any, int, ConvProblem | None]:
+def _candidate_of(problem: ConvProblem, device: devices.Device, **how: Any) -> tuple[Any, int, ConvProblem | None]:
     """The candidate, its slices of K, and the problem with a float32 result where it is computed in one and cast."""
     found = choose(problem, device, **how)
     return found, found.split_k, found.formulation.problem if found.formulation.wide else None
@@ -173,7 +173,7 @@ def _served(problem: ConvProblem, device: devices.Device, arch: Any) -> tuple[Co
 
 
 def _chosen(problem: ConvProblem, device: devices.Device = A100, **how: Any) -> KernelKey:
-    return _picked(problem, device, **(HOW | how))[0].key
+    return _candidate_of(problem, device, **(HOW | how))[0].key
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -231,18 +231,18 @@ def test_alignment_of_channels(shape: tuple[int, ...], how: dict[str, int], grou
 
 
 def test_arrays_that_convolutions_cannot_read() -> None:
-    def lying(*strides: int, shape: tuple[int, ...] = (2, 5, 6, 8)) -> MatrixSpec:
+    def strided(*strides: int, shape: tuple[int, ...] = (2, 5, 6, 8)) -> MatrixSpec:
         return MatrixSpec(shape, strides, D.BF16)
 
-    check_channels("a", lying(240, 48, 8, 1))
-    check_channels("a", lying(240, 48, 8, 5, shape=(2, 5, 6, 1)))
-    check_channels("a", lying(0, 48, 8, 1, shape=(1, 5, 6, 8)))
+    check_channels("a", strided(240, 48, 8, 1))
+    check_channels("a", strided(240, 48, 8, 5, shape=(2, 5, 6, 1)))
+    check_channels("a", strided(0, 48, 8, 1, shape=(1, 5, 6, 8)))
     with pytest.raises(UnsupportedError, match=r"a .* its channels must be contiguous; in PyTorch a = a\.contiguous\("):
-        check_channels("a", lying(240, 6, 1, 30))
+        check_channels("a", strided(240, 6, 1, 30))
     with pytest.raises(InvalidOperandError, match="c has a negative stride"):
-        check_channels("c", lying(240, -48, 8, 1))
+        check_channels("c", strided(240, -48, 8, 1))
     with pytest.raises(UnsupportedError, match="copy what is broadcast"):
-        check_channels("b", lying(0, 48, 8, 1))
+        check_channels("b", strided(0, 48, 8, 1))
 
 
 @pytest.mark.parametrize(
@@ -469,13 +469,13 @@ def test_the_table_goes_before_the_matrix(only: Any, monkeypatch: pytest.MonkeyP
     fake_table.install(monkeypatch, [fake_table.row(slow)])
     assert _chosen(_problem()) == slow
     assert _chosen(_problem(), backend="jit") == fast
-    assert _picked(_problem(), A100, **HOW)[0].origin == "prebuilt"
-    assert _picked(_problem(), A100, **(HOW | {"backend": "jit"}))[0].origin == "jit"
+    assert _candidate_of(_problem(), A100, **HOW)[0].origin == "prebuilt"
+    assert _candidate_of(_problem(), A100, **(HOW | {"backend": "jit"}))[0].origin == "jit"
 
 
 def test_what_the_table_lacks_is_compiled_or_refused(only: Any) -> None:
     only(_cell())
-    assert _picked(_problem(), A100, **HOW)[0].origin == "jit"
+    assert _candidate_of(_problem(), A100, **HOW)[0].origin == "jit"
     for how in ({"backend": "prebuilt"}, {"jit": "off"}):
         with pytest.raises(
             KernelNotFoundError, match=f"no kernel in the table serves this {FPROP}; .* would: .*build with"
@@ -529,27 +529,27 @@ def _wgrad_cells(*more: KernelKey) -> tuple[KernelKey, ...]:
 
 def test_few_results_of_many_pixels_are_computed_in_slices(only: Any) -> None:
     only(*_wgrad_cells())
-    picked, slices, wide = _picked(_problem(WGRAD, **FEW_RESULTS), A100, **HOW)
+    candidate, slices, wide = _candidate_of(_problem(WGRAD, **FEW_RESULTS), A100, **HOW)
     assert slices > 8
-    assert picked.key.d is D.F32
+    assert candidate.key.d is D.F32
     assert wide is not None
     assert (wide.d.dtype, wide.d.shape) == (D.F32, (64, 1, 1, 64))
-    picked, slices, wide = _picked(_problem(WGRAD, out=D.F32, **FEW_RESULTS), A100, **HOW)
+    candidate, slices, wide = _candidate_of(_problem(WGRAD, out=D.F32, **FEW_RESULTS), A100, **HOW)
     assert slices > 8
     assert wide is None  # it is the result's own type
 
 
 def test_many_results_are_not(only: Any) -> None:
     only(*_wgrad_cells())
-    picked, slices, wide = _picked(_problem(WGRAD, (2, 14, 14, 1024), (1024, 3, 3), padding=1), A100, **HOW)
-    assert (slices, wide, picked.key.d) == (1, None, D.BF16)
+    candidate, slices, wide = _candidate_of(_problem(WGRAD, (2, 14, 14, 1024), (1024, 3, 3), padding=1), A100, **HOW)
+    assert (slices, wide, candidate.key.d) == (1, None, D.BF16)
 
 
 def test_slices_are_not_shorter_than_they_pay_for(only: Any) -> None:
     only(*_wgrad_cells())
     for images in (1, 2, 4, 8):
         problem = _problem(WGRAD, (images, 16, 16, 64), (64, 1, 1))
-        assert _picked(problem, A100, **HOW)[1] <= max(1, images)
+        assert _candidate_of(problem, A100, **HOW)[1] <= max(1, images)
 
 
 @pytest.mark.parametrize(
@@ -562,13 +562,13 @@ def test_results_that_a_cast_cannot_write_are_computed_in_one_piece(only: Any, c
     problem = _problem(WGRAD, **(FEW_RESULTS | {key: value for key, value in change.items() if key != "pitches"}))
     if "pitches" in change:
         problem = replace(problem, d=replace(problem.d, shape=(64, 1, 1, 64), strides=(80, 80, 80, 1)))
-    _, slices, wide = _picked(problem, A100, **HOW)
+    _, slices, wide = _candidate_of(problem, A100, **HOW)
     assert (slices, wide) == (1, None)
 
 
 def test_a_sum_with_c_is_sliced_in_float32(only: Any) -> None:
     only(*_wgrad_cells())
-    _, slices, wide = _picked(_problem(WGRAD, c=True, out=D.F32, **FEW_RESULTS), A100, **HOW)
+    _, slices, wide = _candidate_of(_problem(WGRAD, c=True, out=D.F32, **FEW_RESULTS), A100, **HOW)
     assert slices > 8
     assert wide is None
 
@@ -577,10 +577,10 @@ def test_a_result_that_no_kernel_has_is_cast(only: Any) -> None:
     """Odd channel counts have kernels with float32 results only."""
     only(_cell(WGRAD, d=D.F32), cast(SmArch.SM80, D.F32, D.BF16))
     odd = _problem(WGRAD, (1, 8, 8, 3), (5, 3, 3))
-    picked, slices, wide = _picked(odd, A100, **HOW)
+    candidate, slices, wide = _candidate_of(odd, A100, **HOW)
     assert slices == 1
     assert wide is not None
-    assert picked.key.d is D.F32
+    assert candidate.key.d is D.F32
     assert best_key(odd, A100, SmArch.SM80) == _cell(WGRAD, d=D.F32)
     assert _chosen(_problem(WGRAD, (1, 8, 8, 3), (5, 3, 3), c=True)).d is D.F32
     with pytest.raises(UnsupportedError, match="a cast writes what is dense and aligned to 16 bytes"):
@@ -662,9 +662,9 @@ def test_a_table_that_cannot_slice_computes_in_one_piece(only: Any, monkeypatch:
     problem = _problem(WGRAD, **FEW_RESULTS)
     for there in ((plain,), (plain, sliced), (plain, helper)):
         fake_table.install(monkeypatch, [fake_table.row(key) for key in there])
-        assert _picked(problem, A100, **(HOW | {"jit": "off"}))[1:] == (1, None)
+        assert _candidate_of(problem, A100, **(HOW | {"jit": "off"}))[1:] == (1, None)
     fake_table.install(monkeypatch, [fake_table.row(key) for key in (plain, sliced, helper)])
-    assert _picked(problem, A100, **(HOW | {"jit": "off"}))[1] > 1
+    assert _candidate_of(problem, A100, **(HOW | {"jit": "off"}))[1] > 1
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -719,12 +719,12 @@ def test_depthwise_kernels_go_before_those_of_groups(only: Any, op: str) -> None
 def test_depthwise_sums_over_many_pixels_are_sliced(only: Any) -> None:
     only(_direct(WGRAD), cast(SmArch.SM80, D.F32, D.BF16))
     many: dict[str, Any] = {"x": (32, 112, 112, 64)}
-    picked, slices, wide = _picked(_depthwise(WGRAD, c=True, **many), A100, **HOW)
-    assert picked.key == _direct(WGRAD)
+    candidate, slices, wide = _candidate_of(_depthwise(WGRAD, c=True, **many), A100, **HOW)
+    assert candidate.key == _direct(WGRAD)
     assert slices > 4
     assert wide is None
-    picked, slices, wide = _picked(_problem(WGRAD, **(DEPTHWISE | many)), A100, **HOW)
-    assert picked.key == _direct(WGRAD)
+    candidate, slices, wide = _candidate_of(_problem(WGRAD, **(DEPTHWISE | many)), A100, **HOW)
+    assert candidate.key == _direct(WGRAD)
     assert slices > 4
     assert wide is not None
     assert not _serves(_direct(FPROP), _depthwise(FPROP), 2)
@@ -740,18 +740,18 @@ def test_depthwise_sums_over_many_pixels_are_sliced(only: Any) -> None:
 def test_fp8_without_a_kernel_is_cast(only: Any, dtype: D, out: D, wide: D) -> None:
     only(_cell(dtype=wide, d=out))
     problem = _problem(dtype=dtype, out=out)
-    solved, rewrite, casts = _served(problem, A100, None)
+    computed, rewrite, casts = _served(problem, A100, None)
     assert casts
-    assert (solved.a.dtype, solved.b.dtype, solved.d.dtype, solved.math) == (wide, wide, out, "default")
+    assert (computed.a.dtype, computed.b.dtype, computed.d.dtype, computed.math) == (wide, wide, out, "default")
     assert rewrite == f"fp8 operands cast to {wide.value}, which holds them exactly"
 
 
 def test_fp8_with_a_kernel_is_not(only: Any) -> None:
     native = _cell(FPROP, "optimized", (16, 16, 8), dtype=D.F8E4M3, d=D.BF16, math="fast", arch=SmArch.SM89, stages=3)
     only(native, _cell(arch=SmArch.SM89))
-    solved, rewrite, casts = _served(_problem(dtype=D.F8E4M3), ADA, None)
-    assert (solved.math, rewrite, casts) == ("fast", "", False)
-    assert _chosen(solved, ADA) == native
+    computed, rewrite, casts = _served(_problem(dtype=D.F8E4M3), ADA, None)
+    assert (computed.math, rewrite, casts) == ("fast", "", False)
+    assert _chosen(computed, ADA) == native
     for other in (_problem(dtype=D.F8E4M3, x=(2, 14, 14, 24)), _problem(DGRAD, dtype=D.F8E4M3)):
         assert _served(other, ADA, None)[2]
 
@@ -780,8 +780,8 @@ class Recorded(Steps):
         self.slots[name] = (list(shape), alignment, role)
         return super().slot(name, shape, strides, dtype, alignment=alignment, role=role)
 
-    def launch(self, picked: Any, args: Any, **_: Any) -> None:
-        self.launched.append((picked.key, dict(args)))
+    def launch(self, candidate: Any, args: Any, **_: Any) -> None:
+        self.launched.append((candidate.key, dict(args)))
 
     def plan(self, *, rewrite: str = "", **_: Any) -> Any:
         return SimpleNamespace(rewrite=rewrite, slots=self.slots, launched=self.launched, sizes=self._temporaries)

@@ -705,9 +705,9 @@ def test_the_table_has_kernels_with_bias_and_activation_where_they_were_built(mo
     fake_table.install(monkeypatch, [fake_table.row(key) for key in keys])
     with pytest.raises(KernelNotFoundError, match="it is in no preset: record a run that compiles it"):
         select.choose(GroupedSearch(problem, fake_table.H200), backend="prebuilt")
-    picked = select.choose(GroupedSearch(problem, fake_table.H200), record=False)
-    assert picked.info is None
-    fake_table.install(monkeypatch, [fake_table.row(key) for key in (*keys, picked.key)])
+    candidate = select.choose(GroupedSearch(problem, fake_table.H200), record=False)
+    assert candidate.info is None
+    fake_table.install(monkeypatch, [fake_table.row(key) for key in (*keys, candidate.key)])
     assert select.choose(GroupedSearch(problem, fake_table.H200), backend="prebuilt").info is not None
 
 

@@ -79,8 +79,8 @@ LARGE = _problem(4096, 4096, 4096)
 @pytest.mark.parametrize("dtype", [D.F16, D.BF16, D.F32, D.F64])
 def test_every_layout_is_served(layouts: str, dtype: D) -> None:
     problem = _problem(64, 64, 64, dtype=dtype, layouts=layouts, math="ieee" if dtype is D.F32 else "default")
-    choice = select.choose(GemmSearch(problem, H200), backend="prebuilt")
-    key, v = choice.info.key, choice.formulation
+    candidate = select.choose(GemmSearch(problem, H200), backend="prebuilt")
+    key, v = candidate.info.key, candidate.formulation
     assert v.swapped is (layouts[2] == "c")
     served = (v.layout_a, v.layout_b)
     flipped = {"r": "c", "c": "r"}
@@ -97,17 +97,17 @@ def test_hopper_cells_serve_aligned_operands_and_the_sm80_generation_the_rest() 
         _problem(4096, 4096, 4095),
         _problem(4096, 4096, 4096, pads=(1, 0, 0)),
     ):
-        choice = select.choose(GemmSearch(problem, H200), backend="prebuilt")
-        assert choice.info.key.generation == "sm80"
-        assert choice.info.key.arch is SmArch.SM90A
+        candidate = select.choose(GemmSearch(problem, H200), backend="prebuilt")
+        assert candidate.info.key.generation == "sm80"
+        assert candidate.info.key.arch is SmArch.SM90A
     # A copy of B that lies along K is aligned.
     assert select.choose(GemmSearch(_problem(4096, 4097, 4096), H200), backend="prebuilt").info.key.generation == "sm90"
 
 
 @pytest.mark.usefixtures("full_table")
 def test_rows_of_d_that_are_not_aligned_keep_tma_for_the_operands() -> None:
-    choice = select.choose(GemmSearch(_problem(4096, 50257, 4096, layouts="rcr"), H200), backend="prebuilt")
-    assert (choice.info.key.generation, choice.info.key.epilogue_schedule) == ("sm90", "nosmem")
+    candidate = select.choose(GemmSearch(_problem(4096, 50257, 4096, layouts="rcr"), H200), backend="prebuilt")
+    assert (candidate.info.key.generation, candidate.info.key.epilogue_schedule) == ("sm90", "nosmem")
 
 
 @pytest.mark.usefixtures("full_table")
@@ -134,12 +134,12 @@ def test_no_cell_is_given_less_alignment_than_it_needs(
     )
     ranked = select.rank(GemmSearch(problem, device))
     assert ranked
-    for choice in ranked:
-        key, v = choice.info.key, choice.formulation
+    for candidate in ranked:
+        key, v = candidate.info.key, candidate.formulation
         for need, has in ((key.align_a, v.align_a), (key.align_b, v.align_b), (key.align_d, v.align_d)):
             assert has % need == 0
         assert (key.a, key.b, key.d, key.math) == (dtype, dtype, d, math)
-        assert choice.info.shared_bytes <= device.shared_memory
+        assert candidate.info.shared_bytes <= device.shared_memory
 
 
 @pytest.mark.usefixtures("full_table")
@@ -153,11 +153,11 @@ def test_c_counts_for_the_alignment_of_d() -> None:
 @pytest.mark.usefixtures("full_table")
 def test_native_cells_come_before_translated_ones() -> None:
     ranked = select.rank(GemmSearch(LARGE, H200))
-    ways = [devices.rank_arch(choice.info.key.arch, H200, ptx=choice.info.ptx) for choice in ranked]
-    assert ways == sorted(ways)  # type: ignore[type-var]
-    assert set(ways) == {0, 2}
-    for way in (0, 2):
-        times = [c.seconds for c, w in zip(ranked, ways, strict=True) if w == way]
+    ranks = [devices.rank_arch(candidate.info.key.arch, H200, ptx=candidate.info.ptx) for candidate in ranked]
+    assert ranks == sorted(ranks)  # type: ignore[type-var]
+    assert set(ranks) == {0, 2}
+    for rank in (0, 2):
+        times = [c.seconds for c, w in zip(ranked, ranks, strict=True) if w == rank]
         assert times == sorted(times)
 
 
@@ -184,7 +184,7 @@ TOO_NEW = (
 def test_ptx_of_a_newer_cuda_than_the_drivers_is_passed_over_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_table.install(monkeypatch, PTX_OF_13_1)
     older, newer = (replace(H200, cuda_version=version) for version in (13000, 13010))
-    assert {choice.info.key.arch for choice in select.rank(GemmSearch(LARGE, newer))} == {SmArch.SM80}
+    assert {candidate.info.key.arch for candidate in select.rank(GemmSearch(LARGE, newer))} == {SmArch.SM80}
     assert select.rank(GemmSearch(LARGE, older)) == []
     with pytest.raises(KernelNotFoundError, match=TOO_NEW):
         select.choose(GemmSearch(LARGE, older), backend="prebuilt")
@@ -252,10 +252,10 @@ def test_the_kernels_that_may_serve_are_those_of_the_table_as_it_stands(monkeypa
 UNEVEN = [(2304, 2304, 2304), (3000, 3000, 3000), (3992, 4120, 2072), (5080, 6920, 3064), (1160, 8752, 6656)]
 
 
-def _tiles(choice: GemmCandidate) -> _core.TileList:
-    key, v = choice.key, choice.formulation
+def _tiles(candidate: GemmCandidate) -> _core.TileList:
+    key, v = candidate.key, candidate.formulation
     blocks = (-(-v.m // key.tile[0]), -(-v.n // key.tile[1]), v.batch)
-    options = (H200.multiprocessors, choice.swizzle, choice.raster)
+    options = (H200.multiprocessors, candidate.swizzle, candidate.raster)
     return _core.tile_list(blocks, key.cluster[:2], *options)
 
 
@@ -264,20 +264,20 @@ def _tiles(choice: GemmCandidate) -> _core.TileList:
 @pytest.mark.parametrize(("dtype", "d"), [(D.BF16, D.BF16), (D.F8E4M3, D.BF16), (D.I8, D.I32)])
 def test_tiles_outside_the_result_are_counted(extents: tuple[int, int, int], dtype: D, d: D) -> None:
     # A swizzle rounds the grid of tiles up: 18 x 18 tiles by 8 are 24 x 24.
-    for choice in select.rank(GemmSearch(_problem(*extents, dtype=dtype, d=d, layouts="rcr"), H200)):
-        if choice.key.generation == "sm90":
-            tiles, plain = _tiles(choice), _tiles(replace(choice, swizzle=1))
+    for candidate in select.rank(GemmSearch(_problem(*extents, dtype=dtype, d=d, layouts="rcr"), H200)):
+        if candidate.key.generation == "sm90":
+            tiles, plain = _tiles(candidate), _tiles(replace(candidate, swizzle=1))
             waves, least = -(-tiles.tiles // tiles.blocks), -(-plain.tiles // plain.blocks)
-            assert waves <= max(1 + least, 1.1 * least), choice.key.name
+            assert waves <= max(1 + least, 1.1 * least), candidate.key.name
 
 
 def test_only_the_persistent_scheduler_has_a_swizzle(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_table.install(monkeypatch, fake_table.rows_of())
     swizzles = set()
-    for choice in select.rank(GemmSearch(_problem(16384, 16384, 512), H200)):
-        options = (choice.swizzle, choice.raster)
-        assert options == (1, 0) or choice.key.generation == "sm90"
-        swizzles.add(choice.swizzle)
+    for candidate in select.rank(GemmSearch(_problem(16384, 16384, 512), H200)):
+        options = (candidate.swizzle, candidate.raster)
+        assert options == (1, 0) or candidate.key.generation == "sm90"
+        swizzles.add(candidate.swizzle)
     assert max(swizzles) > 1  # A and B are larger than L2
     assert select.choose(GemmSearch(_problem(16384, 16384, 16384, layouts="rcr"), H200), backend="prebuilt").swizzle > 1
 

@@ -125,7 +125,7 @@ def test_tolerances_tell_right_from_wrong() -> None:
         got = reference.evaluate(case.tree, acc, read, out_dtype=case.d)
         bounds = reference.tolerances(case.tree, acc, error, read, out_dtype=case.d)
         assert {name: array.shape for name, array in got.items()} == {
-            name: lie.shape for name, lie in case.lies.items() if name not in values
+            name: layout.shape for name, layout in case.array_layouts.items() if name not in values
         }
         if is_special(case.seed):
             continue

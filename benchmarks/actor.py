@@ -99,7 +99,7 @@ def routes(plan: Any, planner: Any, a: Any, b: Any, out: Any, stream: int) -> tu
 
 @contextlib.contextmanager
 def on_fake_gpu() -> Iterator[dict[str, Any]]:
-    """Arguments of `ways` over the tests' GPU."""
+    """Arguments of `routes` over the tests' GPU."""
     sys.path.insert(0, str(ROOT / "tests" / "helpers"))
     import pytest
 
@@ -116,7 +116,7 @@ def on_fake_gpu() -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def on_gpu() -> Iterator[dict[str, Any]]:
-    """Arguments of `ways` over PyTorch's tensors."""
+    """Arguments of `routes` over PyTorch's tensors."""
     import torch
 
     a = torch.randn(M, K, device="cuda").bfloat16()

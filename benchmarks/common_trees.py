@@ -143,7 +143,7 @@ class Case:
 
     @property
     def arrays(self) -> list[Array]:
-        """The operands in the order of a plan's slots, without offsets."""
+        """The operands in the order of a plan's operands, without offsets."""
         key, size, columns = self.key, self.size, self.key.layout_b == "c"
         out: tuple[int, ...]
         if key.op == FPROP:

@@ -59,7 +59,7 @@ def product(a: torch.Tensor, b: torch.Tensor, **scales: torch.Tensor) -> torch.T
     if a.dtype is torch.int8:
         return torch._int_mm(a, b)  # noqa: SLF001 - its only int8 product
     if scales:
-        return torch._scaled_mm(a, b, **scales, out_dtype=torch.bfloat16)  # noqa: SLF001 - likewise of fp8
+        return torch._scaled_mm(a, b, **scales, out_dtype=torch.bfloat16)  # noqa: SLF001 - its only product of fp8
     return a @ b
 
 
@@ -167,7 +167,7 @@ class Case:
 
     @property
     def wide(self) -> CutlassDtype:
-        """That of D, unless the tree says it, and of what lies over D."""
+        """The type of D, unless the tree says it, and of operands with the shape of D."""
         return self.dtype if self.dtype.bits == 16 else D.BF16
 
     @property
@@ -322,7 +322,7 @@ def plan_of(case: Case, arrays: Operands) -> Plan:
 def compile_ahead(cases: Sequence[Case], device: devices.Device, jobs: int, mode: str | None) -> None:
     """Compiles the kernels of all cases, several at once, and PyTorch's beside them.
 
-    What fails says so again when its case comes.
+    A compilation that fails here fails again, with its error, when its case is measured.
     """
     start = time.perf_counter()
     firsts = [operand_sets(case, device, at_most=1)[0] for case in cases]

@@ -5,10 +5,10 @@
 
 A sweep (of sweep.py) has `kernels`, names, and a row for each problem: `seed`, `shape`, `layouts`, and `cells`, lists
 of a kernel's place among the names, slices of K, swizzle, raster order, width and microseconds; those of before there
-was `columns` have neither slices nor width. What is minimized is how much longer the kernel that the model chooses
+was `columns` have neither slices nor width. The objective is how much longer the kernel that the model chooses
 takes, with the options that it chooses, than the best of its row, some of how far its estimates are off, from one
 another in a row and all in all, and some of how far the constants move from what they are. Kernels that are not in
-`full` are passed over. What constants are worth on other shapes is seen by leaving out one seed after the other.
+`full` are passed over. Leaving out one seed after the other shows the worth of constants on other shapes.
 Coordinate descent over the constants' logarithms: the same sweeps give the same constants. Nothing is launched.
 """
 
@@ -94,7 +94,7 @@ Timings: TypeAlias = "dict[tuple[int, int, int, int], float]"
 
 @dataclass(frozen=True)
 class Row:
-    """A problem of a sweep: the ways to put it to kernels, the kernels that serve it, and what each took."""
+    """A problem of a sweep: its formulations, the kernels that serve it, and the time of each."""
 
     group: str
     seed: int

@@ -5,7 +5,7 @@
 
 Operands are e4m3 quantized from normal numbers with the scales that both sides are given; results are bf16. Timings are
 those of benchmarks/gemm.py: CUDA graphs of many calls that rotate through more operands than L2 holds, the two sides
-alternating with pauses. What PyTorch refuses is kept with its reason.
+alternating with pauses. Cases that PyTorch refuses are kept with the reason.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def our_call(problem: GemmProblem, scales: Scales | None, candidate: GemmCandida
 
 
 def torch_calls(case: Case) -> Iterator[tuple[str, Call]]:
-    """The ways in which PyTorch may have this product, by name."""
+    """The functions of PyTorch that may compute this product, by name."""
     options = {"out_dtype": torch.bfloat16, "use_fast_accum": case.fast}
 
     def first(arrays: Operands) -> object:

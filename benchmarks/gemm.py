@@ -3,7 +3,7 @@
     python benchmarks/gemm.py --out results.json            # the comparison
     python benchmarks/gemm.py --sweep --out sweep.json      # every eligible kernel with its options
 
-What a call costs the host is measured by host.py.
+The cost of a call on the host is measured by host.py.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Pool:
         return max(SETS_AT_LEAST * most, L2_TIMES * l2_bytes // 2 + (1 << 20))
 
     def sets(self, shape: Shape, layouts: str, l2_bytes: int) -> list[Operands]:
-        """Sets of operands that lie one behind the other."""
+        """Sets of operands, one behind the other in memory."""
         size = self._values.element_size()
         step = ALIGNMENT // size
         first, second, result = (math.ceil(extent / step) * step for extent in _sizes(shape))

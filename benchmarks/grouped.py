@@ -157,7 +157,7 @@ class Operands:
 
     @property
     def given(self) -> list[torch.Tensor]:
-        """In the order of a plan's slots."""
+        """In the order of a plan's operands."""
         return [
             array for array in (self.a, self.b, self.offsets, self.scale_a, self.scale_b, self.out) if array is not None
         ]
@@ -230,7 +230,7 @@ def our_call(plan: Plan) -> Call:
 
 
 def torch_calls(case: Case) -> Iterator[tuple[str, Call]]:
-    """The ways in which PyTorch may have this product, by name; the first that works is taken."""
+    """The functions of PyTorch that may compute this product, by name; the first that works is taken."""
     if not case.fp8:
         yield "torch._grouped_mm", lambda arrays: torch._grouped_mm(arrays.a, arrays.b, offs=arrays.offsets)  # noqa: SLF001
         return

@@ -154,7 +154,7 @@ def lookups(key: KernelKey, rounds: int) -> dict[str, Any]:
     disk = [timed(lambda: kernels.load(key, target)) for _ in range(rounds)]
     ran = [fresh("lookup", key) for _ in range(max(3, rounds // 10))]
     device = devices.imagined(key.arch)
-    # A stand-in for what the driver makes of the code: memory is asked before it.
+    # A stand-in for what the driver makes of the code: memory is looked up before it.
     with mock.patch.object(_core, "JitKernel"), mock.patch.dict(kernels._kernels, clear=True):  # noqa: SLF001
         kernels.kernel(key, device)
         count = 1000

@@ -26,7 +26,7 @@ RATIOS, ROOFLINE = "ratios.png", "roofline.png"
 TENSOR_PEAK = {"NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12}
 """Dense bf16 and f16 operations a second, by the vendor's data sheets."""
 MEMORY_PEAK = {"NVIDIA H200": 4.8e12, "NVIDIA H100 80GB HBM3": 3.35e12}
-"""Bytes a second, likewise."""
+"""Bytes a second, by the same data sheets."""
 
 BOUND_BYTES = 64e6
 BOUND_ROWS = 16
@@ -53,7 +53,7 @@ def limit_seconds(shape: Shape, gpu: str) -> float | None:
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """The value that this share of the values, in order, lies below."""
+    """The value below which this share of the values is."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
@@ -281,15 +281,15 @@ parentheses the 5th percentile. How it is measured, and how shapes are drawn, is
 CLASS_TEXT = """\
 Times of cuBLAS, as `torch.matmul` calls it, and of the fastest of all candidates that cuBLASLt's heuristic names, over
 those of the kernel that the selection takes; of cuBLAS over ours with the weights bound to the plan (up to 128 rows);
-of the best of cuBLASLt over the fastest of all our eligible kernels with their launch options. What is the fastest was
+of the best of cuBLASLt over the fastest of all our eligible kernels with their launch options. The fastest was
 found by other timings than those shown. `of the limit` is the time that the vendor's rates of arithmetic and memory
 allow, over ours. Problems with rows of no multiple of 16 bytes are the ragged ones."""
 BOUND_TEXT = """\
 Weights of 64 MB and more with at most 16 rows, bound, in a chain of launches: how many take at most 3 us and bytes over
 4.0 TB/s, and multiples of that time."""
 REGRET_TEXT = """\
-What the kernel that the selection takes, as it launches it, takes longer than the fastest of all eligible ones with
-every swizzle, raster order and number of slices."""
+How much longer the kernel that the selection takes, as it launches it, takes than the fastest of all eligible ones
+with every swizzle, raster order and number of slices."""
 TRITON_TEXT = "`torch.compile` with max-autotune, of Triton's products alone; microseconds."
 SUITE_TEXT = (
     "The projections of `MODELS` in `benchmarks/shapes.py`, with numbers of rows that are powers of two and others."

@@ -31,7 +31,7 @@ SHARE_OF_8 = 0.45
 OPERAND_BYTES_AT_MOST = 1 << 30
 """Of A, B and D together, at 2 bytes an element: larger problems are drawn again."""
 FLOPS_AT_MOST = 4e12
-"""Likewise: a call of about 5 ms on the fastest GPU that was measured."""
+"""Larger problems are drawn again: this is a call of about 5 ms on the fastest GPU that was measured."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def draw(names: Sequence[str], count: int, seed: int, *, aligned: bool | None = 
     """Shapes drawn at random, the same ones for the same arguments.
 
     Args:
-        names: classes of `CLASSES`; each gets `count` shapes, which do not depend on the other classes asked for.
+        names: classes of `CLASSES`; each gets `count` shapes, which do not depend on the other names.
         count: shapes of each class.
         seed: of the draw.
         aligned: keep to aligned shapes (True) or to misaligned ones (False).

@@ -27,7 +27,7 @@ def matrices(m: int, n: int, k: int) -> tuple[np.ndarray[Any, Any], np.ndarray[A
     def sizes(decades: float, *shape: int) -> np.ndarray[Any, Any]:
         return 10.0 ** rng.uniform(-decades / 2, decades / 2, size=shape)
 
-    # What is large in x is small in w, so that every channel counts in the product.
+    # Channels that are large in x are small in w, so that every channel counts in the product.
     channels = np.repeat(sizes(5, -(-k // 128)), 128)[:k]
     x = rng.normal(size=(m, k)) * sizes(5, m, 1) * channels
     w = rng.normal(size=(k, n)) * sizes(5, 1, n) / channels[:, None]

@@ -78,7 +78,7 @@ def main() -> int:
         "ATOMR_CUTLASS_PRESET": arguments.preset,
         "ATOMR_CUTLASS_ARCHS": arguments.arch,
         "ATOMR_CUTLASS_KERNELS": arguments.kernels,
-        # A cache would answer instead of the compiler, whose time is asked for.
+        # A cache would answer instead of the compiler, whose time is measured.
         "ATOMR_CUTLASS_COMPILER_CACHE": "",
         "ATOMR_CUTLASS_OBJECTS": "",
         "CMAKE_CUDA_COMPILER_LAUNCHER": ";".join((sys.executable, str(ROOT / "tools" / "measured.py"), str(spent))),

@@ -3,7 +3,7 @@
     python tools/build_wheels.py --archs "80;90a" --preset default --out dist
 
 The first is of this Python's version; those of kernels (`atomr-cutlass-sm90a`, ...) fit every version. Needs what
-`pip install .` needs. Other knobs of the build come from CMAKE_ARGS. What was compiled is kept in build/, so that an
+`pip install .` needs. Other knobs of the build come from CMAKE_ARGS. Compiled kernels are kept in build/, so that an
 interrupted run goes on where it stopped.
 """
 

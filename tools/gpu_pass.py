@@ -3,7 +3,7 @@
     python tools/gpu_pass.py --out results
     python tools/gpu_pass.py --out results --only compile,compile-older          # may be repeated: goes on
     python tools/gpu_pass.py --out results --only jit --limit 590
-    python tools/gpu_pass.py --out results --only compile-trees,trees            # epilogue trees, likewise
+    python tools/gpu_pass.py --out results --only compile-trees,trees            # epilogue trees, both stages
     python tools/gpu_pass.py --out results --only tests --packs results/full90a.so --files conv,grouped
 
 Goes on when a stage fails, and exits with 1 if any did. The folder receives gpu_pass.json, which keeps what earlier
@@ -165,7 +165,7 @@ class Options:
 
 
 def main() -> int:
-    """Runs the stages asked for; returns the exit status."""
+    """Runs the chosen stages; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     parser.add_argument("--quick", action="store_true", help="fewer shapes and rounds")
@@ -275,7 +275,7 @@ def gpu_tests(stage: Stage, out: Path, options: Options, *, compiled: bool = Fal
         print(found.line, flush=True)
         return found
 
-    # No framework is asked for more memory than one file needs, and a fault ends one process's context only.
+    # No framework allocates more memory than one file needs, and a fault ends one process's context only.
     with ThreadPoolExecutor(options.at_once) as pool:
         runs = list(pool.map(tested, [name for name in files if name not in ALONE]))
     runs += [tested(name) for name in files if name in ALONE]
@@ -704,7 +704,7 @@ def find_tool(name: str) -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """The facts that the results depend on, asked in a process of its own so that this one never holds the GPU."""
+    """The facts that the results depend on, found in a process of its own so that this one never holds the GPU."""
     words = [sys.executable, "benchmarks/facts.py"]
     changed = {**os.environ, **BENCHMARKS}
     try:

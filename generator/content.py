@@ -1,8 +1,7 @@
 """The identity of a kernel's sources: its source in both flavours, the headers of ours, and CUTLASS's.
 
-Two kernels of the same identity, by the same compiler, are the same code. Comments, blank space, the folder that the
-headers lie in and their dates are no part of it, so that what was found out about a kernel stays true over changes that
-do not concern it.
+Two kernels of the same identity, by the same compiler, are the same code. Comments, blank space, the folder of the
+headers and their dates are no part of it, so that records of a kernel stay true over changes that do not concern it.
 
 `python -m generator.content CUTLASS OURS` prints the identity of CUTLASS's headers.
 """

@@ -1,8 +1,8 @@
 """Keeps the objects that nvcc makes, so that a second build links them: `objects.py FOLDER NVCC ARGUMENTS...`.
 
 CMake runs this in place of nvcc. Objects are named after their inputs: the unit and its cells, whose rows have the
-digest of our headers, the digest of CUTLASS's, the options and the versions of both compilers. Where a file lies is no
-part of it: the bindings of another Python, the C++ tests and a new build folder compile nothing that was compiled
+digest of our headers, the digest of CUTLASS's, the options and the versions of both compilers. The folder of a file
+is no part of it: the bindings of another Python, the C++ tests and a new build folder compile nothing that was compiled
 before.
 """
 

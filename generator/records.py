@@ -43,7 +43,7 @@ class Record:
         return self.date.partition("T")[0]
 
     @property
-    def circumstances(self) -> str:
+    def origin(self) -> str:
         """The GPU, driver, compiler and day of the record, for readers."""
         driver = f"driver {self.driver}" if self.driver else ""
         return ", ".join(filter(None, (self.on, driver, self.compiler, self.day)))

@@ -1,4 +1,4 @@
-"""Rules that several families share: verdicts, and which element types a product may have."""
+"""Rules that several families share: reasons of refusal, and which element types a product may have."""
 
 from __future__ import annotations
 

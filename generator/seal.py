@@ -1,4 +1,4 @@
-"""Packs that are shared libraries, sealed: behind the library's own bytes lie its manifest and a checksum of all.
+"""Packs that are shared libraries, sealed: the library's own bytes are followed by its manifest and a checksum of all.
 
     library, manifest (JSON), length of the manifest (8 bytes, little-endian), SHA-256 of all that, MAGIC
 

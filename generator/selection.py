@@ -66,7 +66,7 @@ class Selection:
                 valid = ", ".join(a.target for a in SmArch if a.portable)
                 raise ValueError(f"PTX of {arch.target!r} runs on no other arch; valid: {valid}")
             if arch not in self.arch_list():
-                raise ValueError(f"PTX is asked for {arch.target!r}, which is not among the archs {self.archs!r}")
+                raise ValueError(f"PTX is requested for {arch.target!r}, which is not among the archs {self.archs!r}")
         return found
 
     def keys(self) -> list[KernelKey]:

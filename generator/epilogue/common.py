@@ -259,7 +259,7 @@ def narrowed() -> str:
 
 
 def wider(epilogue: str) -> str:
-    """The epilogue of kernels that compute a tree, and besides it what nobody asked for; empty where there are none."""
+    """The epilogue of kernels that compute a tree and more outputs than it has; empty where there are none."""
     base, program = split(epilogue)
     return on(base, quantize()) if program and program == split(narrowed())[1] else ""
 

@@ -19,8 +19,8 @@ from .ops import OPS
 
 SCALAR, ROW, COLUMN, MATRIX, MASK = "scalar", "row", "column", "matrix", "mask"
 KINDS = (SCALAR, ROW, COLUMN, MATRIX, MASK)
-"""How an operand lies over the result, in CUTLASS's words: one value; one row (N,), the same for all rows; one column
-(M,); a matrix (M, N); or a matrix of bits, eight to a byte along N, the first in the lowest bit."""
+"""How an operand is broadcast to the result, in CUTLASS's words: one value; one row (N,), the same for all rows; one
+column (M,); a matrix (M, N); or a matrix of bits, eight to a byte along N, the first in the lowest bit."""
 
 REDUCED_KINDS = (SCALAR, ROW, COLUMN)
 REDUCTIONS = ("sum", "max", "amax")
@@ -101,7 +101,7 @@ class Output:
 class EpilogueVisitorTree:
     """A graph of values over the accumulator, with the result and the other outputs.
 
-    Two trees are equal when they compute the same from operands of the same names, whichever way they were put
+    Two trees are equal when they compute the same from operands of the same names, in whatever order they were put
     together; then their ids are equal too.
 
     Attributes:

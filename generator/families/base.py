@@ -134,7 +134,7 @@ def epilogue_cpp(key: KernelKey, lanes: str = "AnyLanes") -> dict[str, str]:
 
     Args:
         key: of a GEMM.
-        lanes: how the accumulators lie over a warp, a type of epilogue_tree.h.
+        lanes: how the accumulators are spread over a warp, a type of epilogue_tree.h.
     """
     base, program = split(key.epilogue)
     scaled = "true" if base in (SCALED, SCALED_COMMON, GATED_SCALED) else "false"

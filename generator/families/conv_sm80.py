@@ -268,7 +268,7 @@ def _wgrad(arch: SmArch) -> Iterator[Cell]:
     for a in HALF_TYPES:
         if not fallback:
             yield FULL, cell(a, a, "optimized", 8, _LARGE)
-        # Only these split K, which lies along all pixels: partial sums pass through D.
+        # Only these split K, which runs over all pixels: partial sums pass through D.
         yield FULL, cell(a, D.F32, "optimized", 8, _LARGE)
         yield FULL, cell(a, D.F32, "analytic", 1, _ONE)
         yield FULL, cell(a, a, "optimized", 8, _GROUP, group_mode="single")

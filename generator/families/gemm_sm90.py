@@ -196,7 +196,7 @@ def _fitted_cpp(key: KernelKey) -> dict[str, str]:
 def _schedule_suffix(key: KernelKey) -> str:
     if key.scale_type:
         return "FP8Blockwise"
-    # The RS mainloop of the other layouts accumulates fast and has no other way.
+    # The RS mainloop of the other layouts accumulates fast only.
     return "FP8FastAccum" if key.math == "fast" and key.layout_a + key.layout_b == ROW + COLUMN else ""
 
 
@@ -274,7 +274,7 @@ _FITTED_BF16_TILES = (
 )
 """Those that f16 has on demand alone: worth least beside the others."""
 
-# Likewise, with float32 results: of slices of K, which another kernel adds up.
+# Tiles of float32 results, by the layouts: slices of K, which another kernel adds up.
 _DIVIDED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...]] = {
     "rc": (
         ((64, 16), (1, 1), "pingpong"),

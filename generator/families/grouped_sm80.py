@@ -5,7 +5,7 @@ as wide as the alignment, and a group may begin or end anywhere along the rows o
 that is contiguous in that direction needs the cells of alignment 1.
 
 The epilogue, which CUTLASS tells no group's number, is alpha * AB + beta * C or an activation of it. A bias comes in
-the place of C, as a matrix whose rows lie on each other.
+the place of C, as a matrix whose rows share one address.
 """
 
 from __future__ import annotations

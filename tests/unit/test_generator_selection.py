@@ -107,7 +107,7 @@ def test_the_pattern_syntax_of_cutlass_library_kernels(pattern: str, name: str, 
         ({"ops": "conv"}, r"unknown op 'conv'; valid: gemm"),
         ({"dtypes": "f17"}, r"unknown dtype 'f17'; valid: f64, f32, tf32, f16, bf16"),
         ({"ptx": "90a"}, r"PTX of '90a' runs on no other arch; valid: 80, 86, 89"),
-        ({"ptx": "89"}, r"PTX is asked for '89', which is not among the archs '80;90a'"),
+        ({"ptx": "89"}, r"PTX is requested for '89', which is not among the archs '80;90a'"),
         ({"ptx": "70"}, r"unknown arch '70'"),
         ({"dtypes": "e2m1"}, r"no kernel is left .* dtypes here: .*bf16.* names look like: cutlass"),
         (

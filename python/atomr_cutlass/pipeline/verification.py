@@ -51,8 +51,8 @@ class Verification:
     changed: tuple[Record, ...] = ()
 
     def __str__(self) -> str:
-        said = [f"{record.how} ({record.circumstances})" for record in self.records]
-        said += [f"{CHANGED} {record.day} ({record.how} then: {record.circumstances})" for record in self.changed]
+        said = [f"{record.how} ({record.origin})" for record in self.records]
+        said += [f"{CHANGED} {record.day} ({record.how} then: {record.origin})" for record in self.changed]
         return "; ".join(said) or NOT_VERIFIED
 
     @property

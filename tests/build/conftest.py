@@ -34,7 +34,7 @@ def pypi_python(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def nvcc_env(request: pytest.FixtureRequest) -> dict[str, str]:
-    """What to add to the environment so that the build finds an nvcc: nothing where one is installed."""
+    """The variables with which the build finds an nvcc: none where one is installed."""
     if toolchain.system_nvcc():
         return {}
     return request.getfixturevalue("pypi_python")

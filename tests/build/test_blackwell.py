@@ -13,7 +13,7 @@ from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.jit.compiler import Unit
 
-# What the runtime keeps a kernel's parameters in: kParamsBytes of cpp/src/kernel_launch.h.
+# The size of the memory in which the runtime keeps a kernel's parameters: kParamsBytes of cpp/src/kernel_launch.h.
 LARGEST_PARAMS = 4096
 
 

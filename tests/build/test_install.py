@@ -131,7 +131,7 @@ def test_extension_links_no_driver(installed: dict[str, str]) -> None:
 
 @pytest.mark.usefixtures("wheel")
 def test_a_knob_that_is_not_given_has_its_default_again(wheels: Wheels) -> None:
-    # Both ways of giving knobs, in the build folder that remembers the one before.
+    # Both forms of giving knobs, in the build folder that remembers the one before.
     given = {"PRESET": "none", "ARCHS": "80;90a", "OBJECTS": "", "BUDGET_MB": "0"}
     wheels.build(*(f"cmake.define.ATOMR_CUTLASS_{knob}={value}" for knob, value in given.items()), CMAKE_ARGS="")
     assert {knob: wheels.cached(f"ATOMR_CUTLASS_{knob}") for knob in given} == given
@@ -158,7 +158,7 @@ class Editable:
     env: dict[str, str]
 
     def ask(self, code: str) -> str:
-        """What Python says in a new process: importing rebuilds."""
+        """The output of Python in a new process: importing rebuilds."""
         said = run(self.python, "-c", code, env=self.env, cwd=Path("/"))
         assert said.returncode == 0, output(said)
         return said.stdout.strip()

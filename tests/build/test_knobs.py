@@ -218,7 +218,7 @@ def test_pack_exports_one_function(new_build: Build, tmp_path: Path) -> None:
     for kernel in manifest["kernels"]:
         assert kernel["content"].split()[2:] == manifest["compiler"].split()
         assert all(record["how"] for record in kernel["verified"])
-    # The GPU code of each unit lies in the file as the manifest says.
+    # The GPU code of each unit is in the file where the manifest says.
     units = [*(new_build.folder / "cells" / "units").glob("*/*.cu")]
     assert len(manifest["images"]) == len(units) > 0
     sums = {hashlib.sha256(code).hexdigest() for code in elf.device_code(library.read_bytes())}
@@ -265,7 +265,7 @@ def test_no_cxx_compiler_stops(new_build: Build, tmp_path: Path) -> None:
 
 
 def test_only_what_changed_is_compiled(build: Build, tmp_path: Path) -> None:
-    # A stand-in for nvcc notes what it is asked to compile.
+    # A stand-in for nvcc notes what it is to compile.
     log = tmp_path / "compiled"
     launcher = tmp_path / "launcher.py"
     launcher.write_text(

@@ -31,7 +31,7 @@ def _cell(*parts: str) -> KernelKey:
     return min((k for k in EVERY if all(part in k.name for part in parts)), key=lambda k: k.tile)
 
 
-# A cell of each template that these archs have, and of what else takes its own way through the headers.
+# A cell of each template that these archs have, and of each further path through the headers.
 CELLS = {
     "sm80 tensor op": _cell("cutlass_tensorop_bf16_s16816gemm_bf16", "_tn_align8"),
     "sm80 simt": _cell("cutlass_simt_f32_sgemm_f32", "_tt_"),

@@ -23,7 +23,7 @@ TABLE = table.kernels()
 
 
 def lines(words: Sequence[str | Path], env: dict[str, str]) -> Iterator[str]:
-    """What a command prints, as it prints it."""
+    """The output of a command, while it is printed."""
     with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield from process.stdout

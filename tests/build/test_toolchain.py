@@ -1,4 +1,4 @@
-"""Which nvcc is found, what is asked of PyPI when there is none, and how many compiles run at once."""
+"""Which nvcc is found, what PyPI supplies when there is none, and how many compiles run at once."""
 
 import sys
 from pathlib import Path

@@ -27,13 +27,13 @@ if COMPILED:
     module.prebuilt_from_candidate = module.from_candidate
 
     def compiled(problem: GemmProblem, candidate: GemmCandidate, *options: Any) -> ac.Plan:
-        """The plan of a choice, its kernel compiled."""
+        """The plan of a candidate, its kernel compiled."""
         made: ac.Plan = module.prebuilt_from_candidate(problem, dataclasses.replace(candidate, info=None), *options)
         return made
 
     module.from_candidate = compiled  # before the tests import it
 
-# What CUDA says once a kernel has faulted: every later call on the context fails, whatever test makes it.
+# The errors of CUDA once a kernel has faulted: every later call on the context fails, whatever test makes it.
 _FATAL = ("illegal memory access", "misaligned address", "illegal instruction", "unspecified launch failure")
 LOST = pytest.StashKey[str]()
 

@@ -28,7 +28,7 @@ M, N, K = 136, 80, 200
 
 
 def request_of(kind: Kind = Kind(D.BF16), *, n: int = N, **more: Any) -> ac.GemmRequest:  # noqa: B008 - a value
-    # Columns of B lie together, which every build of the default preset has a cell for.
+    # B is column-major, which every build of the default preset has a cell for.
     column = ac.GemmLayout.COL_MAJOR
     return ac.GemmRequest(ac.GemmShape(M, n, K), dtype=kind.dtype, precision=kind.precision, layout_b=column, **more)
 

@@ -162,7 +162,7 @@ def test_a_model_of_seven_operations(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_every_example_of_the_pages(tmp_path: Path, torch: Any) -> None:
-    """What needs compiling is found by a GPU that takes notes, so that it is compiled side by side, not one by one."""
+    """A GPU that takes notes finds the kernels to compile, so that they are compiled side by side, not one by one."""
     del torch  # one of the examples imports it, which maps an NVRTC of its own
     guessed, keys, made, cache = (tmp_path / name for name in ("guessed.jsonl", "keys.jsonl", "pages.pack", "cache"))
     library = golden_gpu.make_library(tmp_path)

@@ -224,7 +224,7 @@ def test_out_overlaps_c_without_being_it(good: Arguments) -> None:
 
 
 def test_neighbours_in_one_buffer_are_no_overlap() -> None:
-    """Column ranges of the same rows lie between each other without meeting."""
+    """Column ranges of the same rows alternate in memory without meeting."""
     import torch
 
     buffer = torch.zeros(48, 144, dtype=torch.bfloat16, device="cuda")

@@ -224,7 +224,7 @@ def run(case: Case, *, with_torch: bool = False) -> None:
 
 
 def limits_of(case: Case, *, exact: bool) -> Tolerance:
-    """What the kernel may be off by: of fp8, fprop's kernels accumulate as fast accumulation does."""
+    """The error that the kernel may have: of fp8, fprop's kernels accumulate as fast accumulation does."""
     found = reference.tolerance(
         case.kind.dtype,
         case.result,
@@ -427,7 +427,7 @@ def random_case(op: str, index: int) -> Case:
     steps = (0, 0, 0, 4, 8, 64) if narrow else (0, 0, 0, 1, 3, 8, 64)
     starts = (0, 0, 0, 0, 4) if narrow else (0, 0, 0, 0, 1, 2, 8)
     pitches, offsets = ([choose.choice(values) for _ in range(3)] for values in (steps, starts))
-    if eight_bits:  # what is cast lies densely
+    if eight_bits:  # a cast operand is dense
         pitches[:2], offsets[:2] = (0, 0), (0, 0)
     if op == "wgrad":  # filters are written densely
         pitches[2], offsets[2] = 0, 0
@@ -577,13 +577,13 @@ def test_slices_of_channels_and_odd_addresses(case: Case) -> None:
     for op, kind, (pitch, offset) in pairs(("fprop", "dgrad"), (BF16, IEEE, E4M3), ((8, 0), (3, 0), (0, 1), (64, 8)))
 ], ids=str)  # fmt: skip
 def test_results_between_other_data(case: Case) -> None:
-    """A slice of the channels of a wider result: what lies between stays."""
+    """A slice of the channels of a wider result: the elements between stay."""
     run(case)
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_rows_of_a_wider_image(op: str) -> None:
-    """A window of an image that is read where it lies, its rows further apart than they are long."""
+    """A window of an image that is read in place, its rows further apart than they are long."""
     g = conv_geometry((2, 10, 9, 32), (24, 3, 3, 32), padding=1)
     case = Case(op, BF16, g.x_shape, (24, 3, 3), padding=g.padding)
     first, second, shape = shapes_of(op, g)

@@ -75,7 +75,7 @@ class Arrays:
         return ac.conv2d_dgrad(self["a"], self["b"], tuple(self[RESULT].shape), c, **arguments)
 
     def assert_right(self, results: Mapping[str, Any] | None = None) -> None:
-        """What was written is right, and nothing else was written."""
+        """All results are right, and nothing else was written."""
         case = self.case
         inner = {name: self.held[name].view for name in self.written} if results is None else results
         got = case.matrices({name: host(view) for name, view in inner.items()})
@@ -104,7 +104,7 @@ def test_random_tree(case: ConvCase) -> None:
 
 
 def assert_as_unfused(arrays: Arrays) -> None:
-    """What was written is as far from what PyTorch computes in float64 as two kernels may be from each other."""
+    """Results are as far from what PyTorch computes in float64 as two kernels may be from each other."""
     case = arrays.case
     acc, error = case.accumulators(arrays.values)
     read = case.matrices({name: arrays.values[name] for name in case.operands})
@@ -241,7 +241,7 @@ def test_operands_whose_pixels_have_gaps(torch: Any) -> None:
 
 
 def test_results_whose_pixels_have_gaps_come_from_c_alone(torch: Any) -> None:
-    """D may lie as TMA stores it; a matrix is then an input of the tree."""
+    """D may have a layout that TMA stores; a matrix is then an input of the tree."""
     case = COMMON["block-nhwc"]
     arrays = Arrays(case)
     out = torch.full((2, 14, 16, 64), math.nan, dtype=torch.bfloat16, device="cuda")

@@ -91,7 +91,7 @@ def test_operands_stored_late_are_waited_for(
     out = torch.empty_like(c)
     old = [operand.clone() for operand in (a, b, c)]
     wanted = plan(new_a, new_b, new_c, alpha=0.5, beta=2.0)
-    # Columns lie behind one another: what is copied is the memory.
+    # Columns follow one another: the memory is copied as it is.
     flat_b, flat_new_b = (matrix.T if layout == "c" else matrix for matrix in (b, new_b))
 
     stores = ((a, new_a), (flat_b, flat_new_b), (c, new_c))

@@ -64,7 +64,7 @@ def divided_of(problem: GemmProblem, key: KernelKey) -> GemmFormulation:
 
 
 def made_for(key: KernelKey, extents: Extents, *, beta: float = 0.0, d: D | None = None) -> tuple[Any, ...]:
-    """What the kernel computes a problem with, by the number of slices; its operands, and where the result goes."""
+    """A function that computes a problem with the kernel, by the number of slices; its operands and its result."""
     m, n, k = extents
     # Kernels of a column-major D compute D^T = B^T A^T of a row-major one.
     turned = key.layout_d == COLUMN

@@ -73,7 +73,7 @@ def test_scalars_and_c(key: KernelKey) -> None:
 
 @pytest.mark.parametrize("key", [key for key in CELLS if key.layout_b == "c"], ids=lambda key: key.name)
 def test_few_columns(key: KernelKey) -> None:
-    """Either operand may be the weights where both lie along K; rows of D need no alignment."""
+    """Either operand may be the weights where both are contiguous along K; rows of D need no alignment."""
     for batch_a, batch_b, m, n, k in (*PROBLEMS, *drawn(key)):
         check(key, (batch_a, batch_b, n, m, k))
     check(key, (NONE, NONE, 999, 7, 1000), alpha=0.5, beta=-2.0)

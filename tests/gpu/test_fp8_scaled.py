@@ -299,7 +299,7 @@ def test_alpha_0_reads_neither_operands_nor_scales(beta: float, torch: Any) -> N
 
 
 def test_scales_that_are_not_dense(torch: Any) -> None:
-    """A column of a matrix, or one number repeated: read as it lies, or refused, but not misread."""
+    """A column of a matrix, or one number repeated: read with its strides, or refused, but not misread."""
     a, b = operands_of(E4M3, E4M3, (65, 80, 112))
     many = scales((65, 4), 7)
     for scale in (many[:, 1:2], many[:1, :1].expand(65, 1), many[:, :1].flip(0)):
@@ -382,7 +382,7 @@ def test_large_shapes_with_block_scales(case: Case) -> None:
 
 
 def test_quantized_matrices(torch: Any) -> None:
-    """What the helpers make of float32 matrices, multiplied, is close to the product that was meant."""
+    """Matrices that the helpers quantize from float32, multiplied, are close to the product of the originals."""
     rng = np.random.default_rng(3)
     x = rng.normal(size=(200, 512)) * np.exp(rng.normal(size=(200, 1)))
     w = rng.normal(size=(512, 144)) * np.exp(rng.normal(size=(1, 144)))

@@ -107,7 +107,7 @@ def test_torch_tensors_of_narrow_types(torch: Any) -> None:
 
 
 def test_torch_parameters_and_gradients(torch: Any) -> None:
-    """What requires a gradient is refused while gradients are recorded, by kept plans too; and taken otherwise."""
+    """Operands that require a gradient are refused while gradients are recorded, by kept plans too, else taken."""
     a, out = placed((40, 48), D.F32, 1), torch.full((40, 24), 7.0, device="cuda")
     weight = torch.nn.Parameter(placed((48, 24), D.F32, 2).clone())
     made = ac.plan(ac.GemmRequest(ac.GemmShape(40, 24, 48), dtype=D.F32, precision="ieee"))
@@ -520,7 +520,7 @@ def test_results_of_our_own_are_awaited_by_whoever_imports_them(torch: Any) -> N
 
 
 class Described:
-    """What a tensor in host memory would say if it were on a GPU."""
+    """A tensor in host memory that describes itself as one on a GPU."""
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor

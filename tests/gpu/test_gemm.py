@@ -330,7 +330,7 @@ def test_views(case: Case) -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_out_within_a_larger_matrix(kind: Kind) -> None:
-    """Only the tile that was asked for changes."""
+    """Only the requested tile changes."""
     import torch
 
     a, b = placed((70, 64), kind.dtype, 1, tf32=True), placed((64, 45), kind.dtype, 2, layout="c", tf32=True)

@@ -232,7 +232,7 @@ def run(case: Case, **options: Any) -> Given:
 
 
 def check(case: Case, operands: Given, d: Any = None) -> None:
-    """The result, what no group has, and what lies around."""
+    """The result, rows that no group has, and the memory around."""
     d = operands.out.view if d is None else d
     operands.out.assert_guards()
     if d is operands.out.view and not case.in_place:
@@ -750,7 +750,7 @@ def test_new_results_and_kept_plans(torch: Any) -> None:
 
 
 def test_results_of_torch_loops(torch: Any) -> None:
-    """What PyTorch computes one group at a time, to the rounding of bf16."""
+    """Results are those of PyTorch, one group at a time, to the rounding of bf16."""
     case = Case(CONTIGUOUS, skewed(32, 2000), 256, 512, layouts="rc")
     operands = run(case)
     start = 0
@@ -1176,7 +1176,7 @@ def test_results_must_not_overlap(torch: Any) -> None:
 
 
 def cases_of(key: KernelKey) -> list[Case]:
-    """What a cell is tried on: sizes that fill its tiles, and some that do not."""
+    """The cases of a cell: sizes that fill its tiles, and some that do not."""
     n, k = (256, 256) if key.align_a > 1 else (133, 71)
     scale = "block" if key.scale_type else ("vector" if key.epilogue == "scaled" else "")
     sizes = ((300, 1, 0, 64, 129), (256, 256), small(40, 20))

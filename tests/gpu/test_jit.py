@@ -36,7 +36,7 @@ SMALL = ac.GemmRequest(ac.GemmShape(256, 320, 512), dtype=D.F32, precision="ieee
 
 
 def chosen(a: Any, b: Any, out: Any, info: ac.KernelInfo, **changes: Any) -> tuple[Plan, Plan]:
-    """Plans of one choice: its kernel from the table, and compiled."""
+    """Plans of one candidate: its kernel from the table, and compiled."""
     problem = problem_of(a, b, out, math_mode=info.key.math)
     ranked = select.rank(GemmSearch(problem, devices.get(0), info.key.arch))
     own = next(candidate for candidate in ranked if candidate.key == info.key and not candidate.formulation.swapped)
@@ -107,7 +107,7 @@ def test_backend_jit_passes_the_table_over() -> None:
     made = ac.plan(SMALL, backend="jit")
     assert (made.origin, made.kernel) == ("jit", None)
     assert made.kernel_name in made.source
-    # What the matrix has for this very GPU, which `render_cu` of a request without an arch names.
+    # The kernel of the matrix for this very GPU, which `render_cu` of a request without an arch names.
     assert made.kernel_name == SMALL.render_cu()[1]
     a, b = placed((256, 512), D.F32, 1), placed((512, 320), D.F32, 2)
     assert_product(made(a, b), a, b, math_mode="ieee")

@@ -105,7 +105,7 @@ def test_scales_on_the_device(epilogue: E, torch: Any) -> None:
 
 
 def test_numeric_scales_count_at_every_launch(torch: Any) -> None:
-    """What an earlier request with arrays that lie alike had for numbers says nothing about a later one's."""
+    """The numbers of an earlier request with the same layouts say nothing about those of a later one."""
     if not multiplies_fp8(torch):
         pytest.skip("this GPU does not multiply fp8")
     case, scale = KINDS[1].case(E.DEFAULT), torch.full((1,), 4.0, device="cuda")

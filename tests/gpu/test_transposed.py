@@ -82,7 +82,7 @@ def test_products_of_copied_operands(layouts: str, shared: bool, torch: Any) -> 
 def test_floats_are_copied_where_it_pays(
     name: str, layouts: str, extents: tuple[int, int, int], batches: int, torch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small integers, whose sums are exact in float32; of the ways to compute it, one with a copy is taken."""
+    """Small integers, whose sums are exact in float32; of the formulations, one with a copy is taken."""
     real = transposed.with_copies
 
     def copied(found: Any, device: Any) -> list[Any]:

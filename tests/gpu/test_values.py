@@ -45,7 +45,7 @@ def assert_as_reference(kind: Kind, out: Guarded, a: object, b: object, c: objec
 @pytest.mark.parametrize(("kind", "shape"), pairs(FLOATS, SHAPES), ids=str)
 @pytest.mark.parametrize("value", [NAN, INF, -INF], ids=str)
 def test_operands(kind: Kind, shape: tuple[int, int, int], value: float) -> None:
-    """What is not finite in a row of A or a column of B reaches that row or column of D, and no other."""
+    """A value that is not finite in a row of A or a column of B reaches that row or column of D, and no other."""
     a, b, _ = operands_of(kind, shape)
     a[5, 7] = value
     b[3, 9] = value

@@ -190,7 +190,7 @@ def test_without_a_gpu_auto_is_the_reference(monkeypatch: pytest.MonkeyPatch) ->
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is refused
+# Refusals
 # ----------------------------------------------------------------------------------------------------------------------
 
 A, B, ENDS = _random(6, 5), _random(3, 5, 4), _i32(2, 2, 6)
@@ -415,7 +415,7 @@ def test_the_same_tree_however_it_is_given() -> None:
     tree = bias_and_activation(D.F32, "gelu")
     for epilogue in (tree, lambda acc, bias: evt.gelu(acc + bias)):
         np.testing.assert_array_equal(_call(A, B, offsets=ENDS, epilogue=epilogue, bias=EACH), by_name)
-    # What a function does not use is left alone.
+    # Operands that a function does not use are left alone.
     got = _call(A, B, offsets=ENDS, epilogue=lambda acc, x: evt.relu(acc), x=OUT[:, :1])  # noqa: ARG005
     np.testing.assert_array_equal(got, _call(A, B, offsets=ENDS, activation="relu"))
 

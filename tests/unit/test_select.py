@@ -100,7 +100,7 @@ def test_hopper_cells_serve_aligned_operands_and_the_sm80_generation_the_rest() 
         candidate = select.choose(GemmSearch(problem, H200), backend="prebuilt")
         assert candidate.info.key.generation == "sm80"
         assert candidate.info.key.arch is SmArch.SM90A
-    # A copy of B that lies along K is aligned.
+    # A copy of B that is contiguous along K is aligned.
     assert select.choose(GemmSearch(_problem(4096, 4097, 4096), H200), backend="prebuilt").info.key.generation == "sm90"
 
 
@@ -191,7 +191,7 @@ def test_ptx_of_a_newer_cuda_than_the_drivers_is_passed_over_and_named(monkeypat
     later = replace(older, capability=(13, 0))
     with pytest.raises(UnsupportedError, match=f"compute capability 13.0.*{TOO_NEW}"):
         select.choose(GemmSearch(LARGE, later), backend="auto")
-    # Machine code of that CUDA runs, and of what another arch has or nobody asked for nothing is said.
+    # Machine code of that CUDA runs, and kernels of another arch, or not requested, are not mentioned.
     assert select.rank(GemmSearch(LARGE, replace(A100, cuda_version=13000))) != []
     with pytest.raises(KernelNotFoundError) as said:
         select.choose(GemmSearch(LARGE, older, SmArch.SM90A), backend="prebuilt")
@@ -575,7 +575,7 @@ def test_a_kernel_that_would_be_compiled_is_explained(monkeypatch: pytest.Monkey
         assert told.kernel == _request(dtype=D.F16).render_cu()[1]
         assert (told.compile_seconds == 0) == (cached is not None)
         assert ("would be compiled" in str(told)) == (cached is None)
-        # What would spare the compilation is told too.
+        # The knob and the nearest kernel that would spare the compilation are told too.
         assert told.knob
         assert told.nearest
 

@@ -16,6 +16,7 @@ import quantize_cases
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import _core
 from atomr_cutlass.arrays import operands
+from atomr_cutlass.ops.quantize import formats
 from atomr_cutlass.ops.quantize import function as quantized
 
 CASES_FILE = "quantize_cases.py"
@@ -264,5 +265,5 @@ def test_no_kernel_quantizes_host_arrays(backend: str) -> None:
 def test_what_has_no_elements_has_scales_of_1(scaling: str, shape: tuple[int, int]) -> None:
     made = ac.quantize(np.zeros(shape, np.float32), scaling=scaling)
     assert (made.scales == 1).all()
-    assert made.scales.shape == quantized._scales_shape(shape, scaling)
+    assert made.scales.shape == formats.scales_shape(shape, scaling)
     assert ac.dequantize(made.values, made.scales, scaling=scaling).shape == shape

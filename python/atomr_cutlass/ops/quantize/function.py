@@ -12,7 +12,7 @@ import numpy as np
 from ... import _core
 from ...arrays import operands
 from ...arrays.arguments import check_apart, check_devices, check_writable, refuse_jax_out, result_dtype, views_of
-from ...arrays.numerics import AnyArray, numpy_dtype, saturating_cast
+from ...arrays.numerics import AnyArray
 from ...arrays.operands import BYTE, CPU
 from ...checks import NUMBERS, shown
 from ...errors import InvalidOperandError, UnsupportedError
@@ -30,8 +30,7 @@ from ...pipeline.invocation import Call, Invocation, Result
 from ...pipeline.plan import Plan, Steps
 from ...pipeline.problem import is_dense, row_major
 from ...pipeline.search import ExactSearch
-from . import reference as quantization
-from .reference import swizzled_size
+from .formats import SCALE_ELEMENTS, dequantized, quantized, scales_shape
 
 D = CutlassDtype
 
@@ -40,13 +39,6 @@ SCALINGS = tuple(form for form in FORMS if form != "amax")
 
 _VALUES, _SCALES = "out[0]", "out[1]"
 """The results of `quantize` by name."""
-
-_SCALE_ELEMENTS = {
-    ScaleType.F32: ("f32", (D.F32.dlpack,)),
-    ScaleType.UE4M3: ("e4m3", (D.F8E4M3.dlpack,)),
-    ScaleType.UE8M0: ("e8m0, or its bytes (uint8)", (BYTE, ScaleType.UE8M0.dlpack)),
-}
-"""Element types of scale arrays: in words, and as DLPack's (type code, bits)."""
 
 
 class QuantizedArray(NamedTuple):
@@ -208,7 +200,7 @@ class _Quantize(Invocation):
         return super().returned({**arrays, "global_scale": self.call.options.alpha})
 
     def reference(self, host: dict[str, AnyArray]) -> dict[str, AnyArray]:
-        values, scales = _in_numpy(host["x"], self.narrow, self.scaling, self.call.options.alpha)
+        values, scales = quantized(host["x"], self.narrow, self.scaling, self.call.options.alpha)
         return {_VALUES: values, _SCALES: scales}
 
 
@@ -234,7 +226,7 @@ def _parse(call: Call) -> _Quantize:
     element = {ScaleType.F32: D.F32.dlpack, ScaleType.UE4M3: D.F8E4M3.dlpack, ScaleType.UE8M0: BYTE}[kind]
     # fp4 and e8m0 are bytes to every framework.
     values = Result((rows, columns // 2), BYTE) if fp4 else Result((rows, columns), narrow.dlpack)
-    results = {_VALUES: values, _SCALES: Result(_scales_shape(view.shape, scaling), element)}
+    results = {_VALUES: values, _SCALES: Result(scales_shape(view.shape, scaling), element)}
     if call.out is not None:
         if not isinstance(call.out, (list, tuple)) or len(call.out) != len(results):
             raise InvalidOperandError(f"out is {shown(call.out)}; expected two arrays, (values, scales)")
@@ -290,7 +282,7 @@ class _Dequantize(Invocation):
 
     def reference(self, host: dict[str, AnyArray]) -> dict[str, AnyArray]:
         shape, second = self.results[RESULT].shape, self.call.options.alpha
-        return {RESULT: _wide_in_numpy(host["values"], host["scales"], shape, self.scaling, second, self.wide)}
+        return {RESULT: dequantized(host["values"], host["scales"], shape, self.scaling, second, self.wide)}
 
 
 def _parse_inverse(call: Call) -> _Dequantize:
@@ -310,10 +302,10 @@ def _parse_inverse(call: Call) -> _Dequantize:
     else:
         _check_matrix(view, "values", FP8_TYPES)
         shape = view.shape
-    expected = _scales_shape(shape, scaling)
+    expected = scales_shape(shape, scaling)
     if scales.shape != expected:
         raise InvalidOperandError(f"scales has shape {scales.shape}; expected {expected}")
-    known, elements = _SCALE_ELEMENTS[kind]
+    known, elements = SCALE_ELEMENTS[kind]
     if scales.dtype not in elements:
         raise InvalidOperandError(f"scales has elements of {_named(scales.dtype)}; expected {known}")
     check_devices(views)
@@ -425,52 +417,3 @@ def _check_place(view: _core.Operand, function: str, backend: str) -> None:
         raise UnsupportedError(
             f"NumPy quantizes host arrays, and no kernel: {function} takes backend={backend!r} for arrays on a GPU"
         )
-
-
-def _scales_shape(shape: tuple[int, ...], scaling: str) -> tuple[int, ...]:
-    """Shape of the scales of a matrix."""
-    rows, columns = shape
-    if scale_type(scaling) is not ScaleType.F32:
-        return (swizzled_size(rows, columns // FORMS[scaling][1][1]),)
-    return {
-        "tensor": (1,),
-        "row": (rows, 1),
-        "block": (rows, -(-columns // 128)),
-        "tile": (-(-rows // 128), -(-columns // 128)),
-    }[scaling]
-
-
-def _in_numpy(
-    x: np.ndarray[Any, Any], narrow: CutlassDtype, scaling: str, global_scale: float
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    if scaling == "nvfp4":
-        made = quantization.quantize_nvfp4(x, global_scale=global_scale)
-    elif scaling == "mxfp4":
-        made = quantization.quantize_mxfp4(x)
-    else:
-        if scaling in ("block", "tile"):
-            values, scale = quantization.quantize_blockwise(x, narrow, block=FORMS[scaling][1])
-        else:
-            values, scale = quantization.quantize(x, narrow, axis=None if scaling == "tensor" else -1)
-        return values, scale.reshape(_scales_shape(x.shape, scaling))
-    swizzled = quantization.swizzle_scales(made.scale)
-    return quantization.pack_fp4(made.values), swizzled.view(np.uint8) if scaling == "mxfp4" else swizzled
-
-
-def _wide_in_numpy(
-    values: np.ndarray[Any, Any],
-    scales: np.ndarray[Any, Any],
-    shape: tuple[int, ...],
-    scaling: str,
-    global_scale: float,
-    wide: CutlassDtype,
-) -> np.ndarray[Any, Any]:
-    if scaling in ("nvfp4", "mxfp4"):
-        plain = quantization.unswizzle_scales(scales, shape[0], shape[1] // FORMS[scaling][1][1])
-        if scaling == "mxfp4":
-            plain = plain.view(numpy_dtype(ScaleType.UE8M0))
-        made = quantization.BlockScaled(quantization.unpack_fp4(values), plain, global_scale)
-        return saturating_cast(quantization.dequantize_fp4(made), wide)
-    if scaling in ("block", "tile"):
-        return saturating_cast(quantization.dequantize_blockwise(values, scales, block=FORMS[scaling][1]), wide)
-    return saturating_cast(quantization.dequantize(values, scales), wide)

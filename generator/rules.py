@@ -31,10 +31,17 @@ BLOCKWISE = (1, 128, 128)
 
 @dataclass(frozen=True)
 class Status:
-    """Whether something is supported; when it is not, `reason` says why and what would cure it."""
+    """Whether something is supported.
+
+    Attributes:
+        ok: whether it is.
+        reason: why it is not, and what would cure it.
+        passed: how many rules it met before the one that refuses it: the more, the closer it comes.
+    """
 
     ok: bool
     reason: str = ""
+    passed: int = 0
 
     def __bool__(self) -> bool:
         return self.ok
@@ -43,9 +50,9 @@ class Status:
 OK = Status(True)
 
 
-def no(reason: str) -> Status:
+def no(reason: str, passed: int = 0) -> Status:
     """A refusal."""
-    return Status(False, reason)
+    return Status(False, reason, passed)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -720,6 +720,7 @@ def _explained(request: Any, policy: str) -> Any:
         f"{candidate['name'][-16:]} {candidate['estimate_us']:.4g}" for candidate in made["candidates"]
     )
     made["estimate_us"] = made["estimate_us"] and f"{made['estimate_us']:.4g}"
+    made["refused"] = sorted(refusal["reason"] for refusal in made["refused"])  # how many is a matter of presets
     for key in ("shape", "dtype", "op", "verified"):  # the request's own, or what was seen on a GPU
         del made[key]
     return {key: value for key, value in made.items() if value}

@@ -31,7 +31,8 @@ from atomr_cutlass.generator.epilogue.lower import epilogue_id, is_common
 from atomr_cutlass.generator.matrix import ARCHS, expand, with_epilogue
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.gemm.kernels import GemmSearch, nonempty
-from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline import devices, select, table
+from atomr_cutlass.pipeline.explanation import Explanation, Refused
 from atomr_cutlass.pipeline.verification import verification
 from fake_table import H200
 
@@ -196,9 +197,9 @@ def notes(request: Any) -> str:
 CASTS = "a rewrite: fp8 operands cast to bf16, which holds them exactly"
 
 
-@pytest.mark.parametrize("table", ["full_table", "empty_table"])
-def test_rewrites_are_noted(request: pytest.FixtureRequest, table: str) -> None:
-    request.getfixturevalue(table)
+@pytest.mark.parametrize("fixture", ["full_table", "empty_table"])
+def test_rewrites_are_noted(request: pytest.FixtureRequest, fixture: str) -> None:
+    request.getfixturevalue(fixture)
     for one in (DGRAD, WGRAD):
         assert CASTS in notes(replace(one, dtype=D.F8E4M3))
     assert CASTS in notes(replace(FPROP, dtype=D.F8E4M3, arch=SmArch.SM80))
@@ -266,9 +267,9 @@ def test_a_copy_that_the_table_lacks_is_what_is_to_be_added(monkeypatch: pytest.
     assert built.candidates[0] == (built.kernel, built.estimate_us)
 
 
-@pytest.mark.parametrize(("table", "where"), [("full_table", "the table"), ("empty_table", "the matrix")])
-def test_older_cells_on_newer_gpus_are_noted(request: pytest.FixtureRequest, table: str, where: str) -> None:
-    request.getfixturevalue(table)
+@pytest.mark.parametrize(("fixture", "where"), [("full_table", "the table"), ("empty_table", "the matrix")])
+def test_older_cells_on_newer_gpus_are_noted(request: pytest.FixtureRequest, fixture: str, where: str) -> None:
+    request.getfixturevalue(fixture)
     said = f"an sm80-generation cell: {where} has none with TMA that serves this request"
     strided = ConvShape.nhwc(8, 28, 28, 64, 128, 3, 3, padding=1, stride=2)
     divided = ConvShape.nhwc(8, 28, 28, 64, 128, 3, 3, padding=1, groups=4)
@@ -431,4 +432,95 @@ def test_extents_beyond_64_bits_are_no_type_error(request_: Any) -> None:
 
 def test_a_dict_of_an_explanation_has_lists() -> None:
     values = explain(GemmRequest(GemmShape(64, 64, 64), dtype=D.BF16, arch=SmArch.SM90A), jit="off").to_dict()
-    assert {type(values[name]) for name in ("axes", "notes", "candidates")} == {list}
+    assert {type(values[name]) for name in ("axes", "notes", "candidates", "refused")} == {list}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Kernels that do not serve a request
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("full_table")
+@pytest.mark.parametrize("name", REQUESTS)
+def test_kernels_that_do_not_serve_a_request_are_counted_by_reason(name: str) -> None:
+    request = REQUESTS[name]
+    told = explain(request)
+    counts = [refusal.kernels for refusal in told.refused]
+    op, rows = request.plan_key().op, table.rows()
+    assert counts == sorted(counts, reverse=True)
+    assert len({refusal.reason for refusal in told.refused}) == len(counts) > 1
+    assert sum(counts) < sum(row.key.op == op for row in rows)
+    names = {row.name for row in rows if row.key.op == op}
+    assert {refusal.first for refusal in told.refused} <= names - {name for name, _ in told.candidates}
+    elsewhere = sum(row.key.op == op and row.key.arch is not SmArch.SM90A for row in rows)
+    assert ("it is not for sm_90a", elsewhere) in {refusal[:2] for refusal in told.refused}
+    first = told.refused[0]
+    assert f"\nof {sum(counts)} kernels that do not serve it, {first.kernels}: {first.reason}; " in str(told)
+    assert told.to_dict()["refused"][0] == {"reason": first.reason, "kernels": first.kernels, "first": first.first}
+
+
+def test_a_kernel_has_the_reason_of_the_form_that_it_comes_closest_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it stands a product of 63 rows wants other layouts of D^T's kernels, swapped it wants a smaller alignment."""
+    request = GemmRequest(GemmShape(63, 65, 67), dtype=D.BF16, arch=SmArch.SM90A)
+    cells = [key for key in expand("full", [SmArch.SM90A]) if (key.op, key.a, key.d) == ("gemm", D.BF16, D.BF16)]
+    alike = [
+        key for key in cells if (key.epilogue, key.layout_a, key.layout_b) == ("lc", "r", "r") and key.align_a == 8
+    ]
+    fake_table.install(monkeypatch, [fake_table.row(key) for key in alike])
+    told = explain(request, jit="off")
+    assert told.refused == (("its alignment is wider than that of the operands", len(alike), alike[0].name),)
+    assert str(told).endswith(f"of {len(alike)} kernels that do not serve it, {len(alike)}: {told.refused[0].reason}")
+
+
+def test_where_the_matrix_serves_nothing_its_kernels_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = GemmRequest(GemmShape(64, 64, 64), dtype=D.I8, arch=SmArch.SM80)
+    counted = []
+    for rows in ([], fake_table.rows_of("full", [SmArch.SM80]), fake_table.rows_of("full", [SmArch.SM90A])):
+        fake_table.install(monkeypatch, rows)
+        told = explain(request)
+        assert told.kernel is None
+        counted.append({refusal.reason: refusal.kernels for refusal in told.refused})
+    cells, same, more = counted
+    assert cells["its layouts differ"] == sum(
+        key.op == "gemm" and key.d is D.I32 for key in expand("full", [SmArch.SM80])
+    )
+    assert same == cells
+    assert more.pop("it is not for sm_80") > 0
+    assert more == cells
+
+
+@pytest.mark.usefixtures("empty_table")
+def test_of_an_empty_table_there_is_nothing_to_count() -> None:
+    for request in REQUESTS.values():
+        assert explain(request).refused == explain(request, jit="off").refused == ()
+    assert "do not serve it" not in str(explain(FPROP))
+
+
+def test_a_helper_that_is_lacking_has_its_own_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = fake_table.rows_of("full", [SmArch.SM90A])
+    casts = [row for row in rows if row.key.op == "cast" and row.key.a is not D.F8E4M3]
+    fake_table.install(monkeypatch, [row for row in rows if row.key.op != "cast"] + casts)
+    request = replace(DGRAD, dtype=D.F8E4M3)
+    told = explain(request, jit="off")
+    assert told.refused == (("it casts other element types", len(casts), casts[0].name),)
+    assert "its element types or math mode differ" in {refusal.reason for refusal in explain(request).refused}
+
+
+def test_what_the_gpu_cannot_hold_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [key for key in expand("full", [SmArch.SM90A]) if key.op == "gemm"]
+    fake_table.install(monkeypatch, [fake_table.row(key, shared_bytes=1 << 20) for key in cells])
+    request = replace(BIASED, epilogue=GemmEpilogue())
+    assert "it needs more shared memory than the GPU has" in {refusal.reason for refusal in explain(request).refused}
+    fake_table.install(monkeypatch, [fake_table.row(key) for key in cells])
+    reasons = {refusal.reason for refusal in explain(replace(request, batch_invariant=True)).refused}
+    assert "its reduction is not that of batch-invariant calls" in reasons
+
+
+def test_a_handful_of_reasons_is_shown() -> None:
+    refused = tuple(Refused(f"reason {number}", 10 - number, "name") for number in range(8))
+    told = Explanation(FPROP, SmArch.SM90A, reason="none", refused=refused)
+    assert str(told).splitlines()[1] == (
+        "of 52 kernels that do not serve it, 10: reason 0; 9: reason 1; 8: reason 2; 7: reason 3; 6: reason 4; "
+        "12: other reasons"
+    )
+    assert len(told.to_dict()["refused"]) == 8

@@ -432,6 +432,32 @@ def _refusal(problem: GemmProblem, device: Device = H200, arch: SmArch | None = 
     return caught.value
 
 
+@pytest.mark.usefixtures("full_table")
+def test_a_key_that_cannot_serve_is_refused_with_its_reason() -> None:
+    plain = [key for key in FULL if (key.op, key.arch, key.epilogue) == ("gemm", SmArch.SM90A, "lc")]
+    column = next(key for key in plain if key.a is D.F64 and (key.layout_a, key.layout_b) == ("r", "c"))
+    few = next(key for key in plain if (key.a, key.d, key.mainloop, key.layout_b) == (D.BF16, D.BF16, "few", "r"))
+    for problem, key, reason in (
+        (_problem(64, 64, 64, dtype=D.F64), column, "its layouts differ"),
+        (LARGE, column, "its element types differ"),
+        (LARGE, few, "it is for few rows or columns of D"),
+    ):
+        search = GemmSearch(problem, H200)
+        assert search.serves(key).reason == reason
+        with pytest.raises(UnsupportedError, match=f"{key.name} cannot serve this problem: {reason}"):
+            select.candidate_of(search, key)
+
+
+@pytest.mark.usefixtures("full_table")
+def test_choosing_counts_no_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counted(_search: object, _key: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(GemmSearch, "serves", counted)
+    for backend in ("auto", "prebuilt", "jit"):
+        assert select.choose(GemmSearch(_problem(63, 65, 67), H200), backend=backend).key
+
+
 def test_an_empty_table_names_the_cell_and_the_knob_that_adds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_table.install(monkeypatch, [])
     error = _refusal(LARGE)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..checks import check_options
 from ..errors import CutlassError, KernelNotFoundError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.epilogue.lower import split
+from ..generator.key import KernelKey, shared_memory
 from ..generator.matrix import family, preset_of
 from ..jit import kernels
 from . import devices, select, table
@@ -22,6 +24,22 @@ from .verification import verification
 
 TMA_CAPABILITY = (9, 0)
 """From here on there are newer generations than sm80."""
+
+_REASONS_SHOWN = 5
+
+
+class Refused(NamedTuple):
+    """Kernels that a request does not get.
+
+    Attributes:
+        reason: why none of them serves it.
+        kernels: how many they are.
+        first: name of the first.
+    """
+
+    reason: str
+    kernels: int
+    first: str
 
 
 @dataclass(frozen=True)
@@ -49,6 +67,9 @@ class Explanation:
             changed since; empty where there is neither.
         notes: rewrites and limits that apply, such as operands that are swapped for a column-major D or fp8 operands
             that are cast.
+        refused: the table's kernels of the operation that do not serve the request, by reason, most of them first;
+            where no kernel of the matrix serves it, the matrix's too. Where what is lacking is a kernel beside the main
+            one, those of that one's operation.
     """
 
     request: Request
@@ -66,12 +87,14 @@ class Explanation:
     pack: str | None = None
     cached: str | None = None
     compile_seconds: float | None = None
+    refused: tuple[Refused, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values; `shape` has the extents of the operation."""
         values = dict(vars(self))
         candidates = [{"name": name, "estimate_us": estimate} for name, estimate in self.candidates]
-        lists = {"candidates": candidates, "axes": list(self.axes), "notes": list(self.notes)}
+        refused = [refusal._asdict() for refusal in self.refused]
+        lists = {"candidates": candidates, "axes": list(self.axes), "notes": list(self.notes), "refused": refused}
         return described(values.pop("request")) | values | {"arch": self.arch.value} | lists
 
     def __str__(self) -> str:
@@ -88,6 +111,12 @@ class Explanation:
         lines += [f"{'or' if self.knob else 'to add it'}: {self.pack}"] if self.pack else []
         lines += [f"verified: {self.verified}"] if self.verified else []
         lines += self.notes
+        if self.refused:
+            counts = [f"{refusal.kernels}: {refusal.reason}" for refusal in self.refused[:_REASONS_SHOWN]]
+            if others := sum(refusal.kernels for refusal in self.refused[_REASONS_SHOWN:]):
+                counts.append(f"{others}: other reasons")
+            total = sum(refusal.kernels for refusal in self.refused)
+            lines.append(f"of {total} kernels that do not serve it, {'; '.join(counts)}")
         return "\n".join(lines)
 
 
@@ -117,8 +146,10 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
         helpers = [(helper, select.choose(helper, jit=policy, record=False)) for helper in searches]
     except CutlassError as error:
         if isinstance(error, KernelNotFoundError) and search is not None:
-            return _missing(request, select.lacking(search), arch, str(error))
-        return Explanation(request, arch, reason=str(error))
+            lacking = select.lacking(search)
+            return replace(_missing(request, lacking, arch, str(error)), refused=_refused(lacking))
+        refused = () if search is None else _refused(search, [arch])
+        return Explanation(request, arch, reason=str(error), refused=refused)
     ranked = select.rank(search) or select.rank(search, built_helpers=False)
     ranked = [
         candidate
@@ -143,10 +174,32 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
         candidates=tuple((candidate.key.name, candidate.seconds * 1e6) for candidate in (ranked or [best])[:5]),
         verified=str(verification(best.key, best.info)),
         notes=notes,
+        refused=_refused(search),
     )
-    lacking = [(search, best), *helpers]
-    lacking = [(of, candidate) for of, candidate in lacking if candidate.info is None]
-    return _compiled(found, lacking) if lacking else found
+    compiled = [(of, candidate) for of, candidate in [(search, best), *helpers] if candidate.info is None]
+    return _compiled(found, compiled) if compiled else found
+
+
+def _refused(search: KernelSearch[Any], archs: Sequence[SmArch] = ()) -> tuple[Refused, ...]:
+    """The table's kernels of a problem's operations that do not serve it, by reason; with archs the matrix's too."""
+    ops = set(map(search.op_of, itertools.chain.from_iterable(search.formulations)))
+    rows = [info for info in table.rows() if info.key.op in ops]
+    counted = {info.key: (info.ptx, info.cuda_version, info.shared_bytes) for info in rows}
+    for arch, group in itertools.product(archs, search.formulations):
+        for key in itertools.chain.from_iterable(search.cells(arch, group)):
+            counted.setdefault(key, (True, 0, shared_memory(key)))
+    elsewhere = f"it is not for {search.arch.value}" if search.arch else f"it does not run on {search.device.name}"
+    found: dict[str, list[KernelKey]] = {}
+    for key, (ptx, cuda_version, shared_bytes) in counted.items():
+        reason = elsewhere
+        if search.arch in (None, key.arch) and (
+            devices.rank_arch(key.arch, search.device, ptx=ptx, cuda_version=cuda_version) is not None
+        ):
+            reason = search.serves(key).reason or select.unfit(search, key, shared_bytes)
+        if reason:
+            found.setdefault(reason, []).append(key)
+    refused = (Refused(reason, len(keys), keys[0].name) for reason, keys in found.items())
+    return tuple(sorted(refused, key=lambda refusal: -refusal.kernels))
 
 
 def _notes(
@@ -185,7 +238,7 @@ def _compiled(found: Explanation, lacking: Sequence[tuple[KernelSearch[Any], Can
     lacks = "the table has no kernel for it" if found.source == "jit" else f"the table lacks {first.key.name}"
     passed_over = select.too_new(search)
     notes = (*found.notes, passed_over) if passed_over else found.notes
-    absent = replace(_missing(found.request, search, found.arch, "", first), notes=notes)
+    absent = replace(_missing(found.request, search, found.arch, "", first), notes=notes, refused=found.refused)
     if kernels.frozen() == "error" and not all(kernels.ready(of.key, search.device) for _, of in lacking):
         return replace(absent, reason=f"{lacks}, and {kernels.problem()}")
     try:

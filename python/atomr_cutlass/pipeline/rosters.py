@@ -49,7 +49,7 @@ class Roster(Generic[F]):
         kept, entries = [], []
         for suitability, key, info, shared_bytes in kernels:
             places = [
-                place for place, of in enumerate(group) if search.op_of(of) == key.op and search.matches(key, of)
+                place for place, of in enumerate(group) if search.op_of(of) == key.op and search.matches(key, of).ok
             ]  # fmt: skip
             if places:
                 kept.append((key, info))

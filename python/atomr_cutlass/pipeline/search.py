@@ -22,6 +22,8 @@ from .reduction import BatchInvariant
 
 F = TypeVar("F")
 
+OTHER_OP = no("it is a kernel of another operation")
+
 LEAST_SECONDS = 1e-6
 """That no launch is estimated to stay below."""
 
@@ -111,13 +113,19 @@ class KernelSearch(abc.ABC, Generic[F]):
         """The note of `explain` on a formulation; empty if the problem is computed as it stands."""
         return ""
 
-    def serves(self, key: KernelKey) -> bool:
-        """Whether a kernel serves the problem in any formulation, whatever it is compiled for."""
-        return any(
-            self.op_of(formulation) == key.op and self.supports(key, formulation)
-            for group in self.formulations
-            for formulation in group
-        )
+    def serves(self, key: KernelKey) -> Status:
+        """Whether a kernel serves the problem in any formulation, whatever it is compiled for.
+
+        The reason is that of the formulation which it comes closest to serving.
+        """
+        closest = OTHER_OP
+        for formulation in itertools.chain.from_iterable(self.formulations):
+            if self.op_of(formulation) == key.op:
+                status = self.supports(key, formulation)
+                if status:
+                    return status
+                closest = max(closest, status, key=lambda refusal: refusal.passed)
+        return closest
 
     def nearest(self, arch: SmArch, best: Candidate[F] | None) -> KernelKey | None:
         """The key that an installation without a kernel for the problem is told of.
@@ -159,7 +167,7 @@ class ExactSearch(KernelSearch[None]):
 
     def matches(self, key: KernelKey, formulation: None) -> Status:
         """Whether it is the key, whatever its arch."""
-        return OK if key == self.make(key.arch) else no("it does another task")
+        return OK if key == self.make(key.arch) else no("it does another task", 1)
 
     def cells(self, arch: SmArch, group: Sequence[None]) -> Iterable[Iterable[KernelKey]]:
         """The key alone."""

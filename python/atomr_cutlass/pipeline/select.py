@@ -46,11 +46,12 @@ def _running(search: KernelSearch[Any], op: str) -> Iterator[Kernel]:
             yield suitability, info.key, info, info.shared_bytes
 
 
-def _runs(search: KernelSearch[Any], key: KernelKey, shared_bytes: int) -> bool:
-    """Whether the device has the shared memory for a kernel, and its reduction is that of the problem."""
+def unfit(search: KernelSearch[Any], key: KernelKey, shared_bytes: int) -> str:
+    """Why the device cannot hold a kernel, or its reduction is not the problem's; empty where neither is so."""
     if shared_bytes > search.device.shared_memory:
-        return False
-    return not search.batch_invariant or (reduction(search) is not None and reduction_of(key) == reduction(search))
+        return "it needs more shared memory than the GPU has"
+    other = search.batch_invariant and (reduction(search) is None or reduction_of(key) != reduction(search))
+    return "its reduction is not that of batch-invariant calls" if other else ""
 
 
 def _source(search: KernelSearch[Any], *of: Hashable) -> Hashable:
@@ -73,7 +74,7 @@ def _built(search: KernelSearch[F], *, built_helpers: bool) -> Iterator[tuple[Ro
             running = itertools.chain.from_iterable(
                 _running(search, op) for op in dict.fromkeys(map(search.op_of, group))
             )
-            return (kernel for kernel in running if _runs(search, kernel[1], kernel[3]))
+            return (kernel for kernel in running if not unfit(search, kernel[1], kernel[3]))
 
         if found := roster(search, _source(search, id(rows), search.arch), rows, kernels, possible):
             yield found, possible
@@ -98,7 +99,7 @@ def _compiled(search: KernelSearch[F]) -> Iterator[tuple[Roster[F], Sequence[F]]
                 # What is compiled for one problem has its tree, and tiles of one width.
                 alone = (key for key in keys if not is_common(key.epilogue) and key.scheduler != "fitted")
                 cells = ((0, key, None, shared_memory(key)) for key in alone)
-                return (cell for cell in cells if _runs(search, cell[1], cell[3]))
+                return (cell for cell in cells if not unfit(search, cell[1], cell[3]))
 
             found = roster(search, _source(search, target, number), None, kernels, group)
             if found is None:
@@ -229,7 +230,7 @@ def candidate_of(search: KernelSearch[F], key: KernelKey) -> Candidate[F]:
     for group in search.formulations:
         if found := candidates_of(search, key, None, group):
             return found[0]
-    raise UnsupportedError(f"{key.name} cannot serve this problem: types, layouts or alignments differ")
+    raise UnsupportedError(f"{key.name} cannot serve this problem: {search.serves(key).reason}")
 
 
 def choose(
@@ -296,7 +297,7 @@ def _told(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidate
     problem = search.tuned_problem
 
     def candidates(key: KernelKey, groups: Sequence[Sequence[F]]) -> Iterable[Candidate[F]]:
-        if not _runs(search, key, shared_memory(key)):
+        if unfit(search, key, shared_memory(key)):
             return ()
         groups = groups if compiling else [_helped(search, group) for group in groups]
         return obtainable(search, key, groups, table.rows() if built else (), compiling=compiling)

@@ -80,7 +80,7 @@ class ConvFormulation:
         return "; ".join(rewrites)
 
 
-_OTHER_CAST = no("it casts other element types")
+_OTHER_CAST = no("it casts other element types", 1)
 
 
 class CastSearch(KernelSearch[None]):

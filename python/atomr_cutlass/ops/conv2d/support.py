@@ -26,14 +26,14 @@ _REACH = 2**31
 _FEW_CHANNELS = (1, 2, 4, 8, 16)
 _TAPS = 32
 
-_OTHER_TYPES = no("its element types or math mode differ")
-_OTHER_EPILOGUE = no("its epilogue differs")
-_OTHER_GROUPS = no("its groups of channels differ")
-_NOT_ALIGNED = no("an array is aligned to fewer bytes than it needs")
-_NOT_DEPTHWISE = no("it convolves single channels")
-_OUT_OF_REACH = no("its iterator does not read these extents, strides or dilations")
-_NOT_TMA = no("TMA's im2col mode has one group of channels, and dgrad no stride")
-_NOT_SPLIT = no("its slices of K cannot be computed side by side")
+_OTHER_TYPES = no("its element types or math mode differ", 1)
+_OTHER_EPILOGUE = no("its epilogue differs", 2)
+_OTHER_GROUPS = no("its groups of channels differ", 3)
+_NOT_ALIGNED = no("an array is aligned to fewer bytes than it needs", 4)
+_NOT_DEPTHWISE = no("it convolves single channels", 5)
+_OUT_OF_REACH = no("its iterator does not read these extents, strides or dilations", 5)
+_NOT_TMA = no("TMA's im2col mode has one group of channels, and dgrad no stride", 5)
+_NOT_SPLIT = no("its slices of K cannot be computed side by side", 6)
 
 
 class ConvTraits(NamedTuple):

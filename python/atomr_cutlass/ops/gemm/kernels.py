@@ -43,7 +43,7 @@ GRID_BATCHES = 65535
 """Batches that one launch of the sm80 generation takes: the z extent of a CUDA grid."""
 
 _UNDIVIDED = no("it divides K into no slices side by side")
-_NO_SLICES = no("no slices of K fill the GPU")
+_NO_SLICES = no("no slices of K fill the GPU", 9)
 
 _OUTER = str.maketrans("ab", "MN")
 """The extent of an operand beside K."""

@@ -22,21 +22,20 @@ from ...pipeline import estimate
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.problem import GemmFormulation, GemmProblem, formulations
-from ...pipeline.search import KernelSearch, matrix
+from ...pipeline.search import OTHER_OP, KernelSearch, matrix
 
 GemmCandidate: TypeAlias = "Candidate[GemmFormulation]"
 
 STREAM_K_SLICES = (1, 2, 4, 8)
 
-_OTHER_OP = no("it is a kernel of another operation")
-_OTHER_TYPES = no("its element types differ")
-_OTHER_MATH = no("its math mode differs")
-_OTHER_EPILOGUE = no("its epilogue differs")
-_OTHER_SCALES = no("its scales differ")
-_BLOCKS_SWAPPED = no("blocks of scales are not alike for A and B, which cannot change places then")
-_OTHER_LAYOUTS = no("its layouts differ")
-_OTHER_ALIGNMENT = no("its alignment is wider than that of the operands")
-_MANY_ROWS = no("it is for few rows or columns of D")
+_OTHER_TYPES = no("its element types differ", 1)
+_OTHER_MATH = no("its math mode differs", 2)
+_OTHER_EPILOGUE = no("its epilogue differs", 3)
+_OTHER_SCALES = no("its scales differ", 4)
+_BLOCKS_SWAPPED = no("blocks of scales are not alike for A and B, which cannot change places then", 5)
+_OTHER_LAYOUTS = no("its layouts differ", 6)
+_OTHER_ALIGNMENT = no("its alignment is wider than that of the operands", 7)
+_MANY_ROWS = no("it is for few rows or columns of D", 8)
 
 
 class ProductSearch(KernelSearch[GemmFormulation]):
@@ -112,7 +111,7 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         problem, swapped = formulation.problem, formulation.swapped
         first, second = (problem.b, problem.a) if swapped else (problem.a, problem.b)
         if key.op != self.op:
-            return _OTHER_OP
+            return OTHER_OP
         if key.a is not first.dtype or key.b is not second.dtype or key.d is not formulation.dtype_d:
             return _OTHER_TYPES
         # Fast accumulation is allowed, not asked for.

@@ -30,11 +30,11 @@ from .problem import (
     source_layout,
 )
 
-_OTHER_TYPES = no("its element types or math mode differ")
-_OTHER_SCALES = no("its scales differ")
-_OUT_OF_REACH = no("it does not read groups that begin anywhere, in these layouts")
-_OTHER_EPILOGUE = no("its epilogue differs")
-_OTHER_LAYOUT = no("an array has another layout, or is aligned to fewer bytes than it needs")
+_OTHER_TYPES = no("its element types or math mode differ", 1)
+_OTHER_SCALES = no("its scales differ", 2)
+_OUT_OF_REACH = no("it does not read groups that begin anywhere, in these layouts", 3)
+_OTHER_EPILOGUE = no("its epilogue differs", 4)
+_OTHER_LAYOUT = no("an array has another layout, or is aligned to fewer bytes than it needs", 5)
 
 
 class GroupedSearch(KernelSearch[GroupedProblem]):

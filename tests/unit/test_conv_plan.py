@@ -886,9 +886,9 @@ def test_both_rewrites_at_once(only: Any) -> None:
         (_problem(DGRAD, dtype=D.F8E4M3, out=D.F8E4M3), "convolutions of e4m3 give bf16, f16, f32, not e4m3"),
         (_problem(c=True, pitches={"c": 8}), r"c has strides .* and the result .*: kernels read c as they write the"),
         (_problem(DGRAD, stride=2, dilation=2), "kernels of strided dgrad have no dilation"),
-        (_problem(groups=2), r"2 groups of 32 to 32 channels, stride \(1, 1\), dilation \(1, 1\)"),
+        (_problem(groups=2), r"2 groups of 32 to 32 channels, stride .*: the closest of .* cells"),
         (_problem(dtype=D.F32), r"no kernel of the matrix serves this conv2d_fprop: f32 \(ieee\) to f32, epilogue lc"),
-        (_problem(dtype=D.F32, precision="3xtf32"), r"f32 \(3xtf32\) to f32"),
+        (_problem(dtype=D.F32, precision="3xtf32"), r"f32 \(3xtf32\) to f32.*: its element types or math mode differ"),
         (replace(_problem(), d=_cropped(_problem().d)), "the pixels of the result, of strides .*, are not evenly"),
     ],
 )  # fmt: skip

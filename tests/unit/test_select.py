@@ -502,6 +502,23 @@ def test_types_that_no_cell_has_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("full_table")
+@pytest.mark.parametrize(
+    ("problem", "device", "reason"),
+    [
+        (_problem(64, 64, 64, dtype=D.F8E4M3, d=D.BF16, layouts="rcr"), A100, "its element types differ"),
+        (
+            _problem(17, 31, 33, dtype=D.F8E5M2, d=D.F16, layouts="rcr", math="fast"), ADA,
+            "its alignment is wider than that of the operands",
+        ),
+    ],
+)  # fmt: skip
+def test_an_error_has_the_reason_of_the_closest_cell(problem: GemmProblem, device: Device, reason: str) -> None:
+    error = _refusal(problem, device, device.arch)
+    assert isinstance(error, UnsupportedError)
+    assert re.search(rf"the closest of \d+ cells is refused: {reason}$", str(error))
+
+
+@pytest.mark.usefixtures("full_table")
 def test_c_in_another_layout_than_out_is_refused_with_the_cure() -> None:
     error = _refusal(replace(LARGE, c=MatrixSpec((4096, 4096), (1, 4096), D.BF16)))
     assert isinstance(error, UnsupportedError)

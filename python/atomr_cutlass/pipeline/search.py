@@ -127,6 +127,16 @@ class KernelSearch(abc.ABC, Generic[F]):
                 closest = max(closest, status, key=lambda refusal: refusal.passed)
         return closest
 
+    def closest(self, arch: SmArch) -> str:
+        """Why the matrix's cell that comes closest to serving the problem on an arch does not serve it."""
+        keys = dict.fromkeys(key for group in self.formulations for cells in self.cells(arch, group) for key in cells)
+        refused = [status for key in keys if not (status := self.serves(key))]
+        if not refused:
+            alike = " with its element types and epilogue" if matrix(self.op, arch) else ""
+            return f"there are no {self.op} cells for {arch.value}{alike}"
+        closest = max(refused, key=lambda refusal: refusal.passed)
+        return f"the closest of {len(refused)} cells is refused: {closest.reason}"
+
     def nearest(self, arch: SmArch, best: Candidate[F] | None) -> KernelKey | None:
         """The key that an installation without a kernel for the problem is told of.
 

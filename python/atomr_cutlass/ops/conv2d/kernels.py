@@ -20,7 +20,7 @@ from ...generator.epilogue.lower import LINEAR, split
 from ...generator.key import KernelKey
 from ...generator.matrix import supports, with_epilogue
 from ...generator.rules import FP8_TYPES, OK, Status, accumulator, conv_types, no, supports_tree
-from ...pipeline import search, select
+from ...pipeline import devices, search, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, row_major
@@ -276,7 +276,8 @@ class ConvSearch(KernelSearch[ConvFormulation]):
 
     def reason(self) -> str:
         first, last = (group[0].problem for group in (self.formulations[0], self.formulations[-1]))
-        text = _refusal(last if first.fusion else first)  # bias and activation in the caller's terms, not as a tree
+        # Bias and activation in the caller's terms, not as a tree.
+        text = _refusal(last if first.fusion else first, self.closest(self.arch or devices.require_arch(self.device)))
         if self.batch_invariant:
             text += "; with batch_invariant it has those that serve any number of such images alike"
         unwidened = _unwidened(last) if self.op == WGRAD else ""
@@ -355,8 +356,8 @@ def _as_gemm(problem: ConvProblem) -> GemmProblem | None:
     return GemmProblem(a, b, c, d, problem.math, problem.device)
 
 
-def _refusal(problem: ConvProblem) -> str:
-    """Why no cell of the matrix serves a problem."""
+def _refusal(problem: ConvProblem, closest: str) -> str:
+    """Why no cell of the matrix serves a problem; `closest` as of its search."""
     g, types = problem.geometry, f"{problem.a.dtype.value} ({problem.math}) to {problem.d.dtype.value}"
     refusal = (
         f"no kernel of the matrix serves this {problem.op}: {types}, "
@@ -372,6 +373,8 @@ def _refusal(problem: ConvProblem) -> str:
         lowered = supports_tree(program, accumulator(problem.a.dtype), problem.d.dtype)
         unlike = _unlike_a_bias(problem.fusion, problem.d.dtype) if problem.c is None else ""
         refusal += f": {unlike}{lowered.reason or TREES}"
+    else:
+        refusal += f": {closest}"
     return refusal
 
 

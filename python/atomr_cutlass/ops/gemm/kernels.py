@@ -124,8 +124,8 @@ class GemmSearch(ProductSearch):
 
     def refusal(self, best: GemmCandidate | None, remedy: str) -> CutlassError:
         problem, possible = self.problem, [variant for variant in self.formulations[-1] if variant.layout_d == ROW]
-        base, program = lower.split(problem.epilogue)
-        types = gemm_types(problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math, tree=bool(program))
+        tree = lower.has_tree(problem.epilogue)
+        types = gemm_types(problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math, tree=tree)
         if not types:
             return UnsupportedError(types.reason)
         target = self.arch or devices.require_arch(self.device)
@@ -146,11 +146,7 @@ class GemmSearch(ProductSearch):
                 or of_fp4
                 or _tree_refusal(problem, possible)
                 or layouts.reason
-                or (
-                    "its alignment or layout is in no cell"
-                    if base in (lower.LINEAR, lower.GATED) and not problem.scale_type
-                    else "no cell has scales on the device for these types, layouts and alignments"
-                )
+                or self.closest(target)
             )
             return UnsupportedError(f"no kernel of the matrix serves this problem on {target.value}: {reason}")
         return KernelNotFoundError(

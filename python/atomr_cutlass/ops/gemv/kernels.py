@@ -44,8 +44,9 @@ class GemvSearch(ProductSearch):
         program = split(problem.epilogue)[1]
         types = gemm_types(problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math, tree=bool(program))
         lowered = supports_tree(program, problem.acc, problem.d.dtype) if program else types
-        target = (self.arch or devices.require_arch(self.device)).value
-        return f"no gemv kernel serves this problem on {target}: {types.reason or lowered.reason}"
+        target = self.arch or devices.require_arch(self.device)
+        reason = types.reason or lowered.reason or self.closest(target)
+        return f"no gemv kernel serves this problem on {target.value}: {reason}"
 
 
 def make(problem: GemmProblem, fusion: Fusion | None = None, **options: Any) -> Plan:

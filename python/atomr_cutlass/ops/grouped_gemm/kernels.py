@@ -93,7 +93,8 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
                 yield (key for key in dict.fromkeys(_derived(key, problem) for key in keys) if supports(key))
 
     def reason(self) -> str:
-        return refusal(self.problem, self.arch or self.device.arch)
+        arch = self.arch or self.device.arch
+        return refusal(self.problem, arch, "" if arch is None else self.closest(arch))
 
 
 def _widths(read: Iterable[ReadLayout | None]) -> tuple[int, int] | None:
@@ -196,8 +197,8 @@ def layouts_of(key: KernelKey, problem: GroupedProblem) -> dict[str, list[ReadLa
     return found
 
 
-def refusal(problem: GroupedProblem, arch: SmArch | None) -> str:
-    """Why no cell of the matrix serves a problem on an arch, and the cure."""
+def refusal(problem: GroupedProblem, arch: SmArch | None, closest: str = "") -> str:
+    """Why no cell of the matrix serves a problem on an arch, and the cure; `closest` as of a search."""
     if problem.empty:
         return "all groups are empty: there is nothing to plan"
     if arch is not None and arch not in ARCHS[OP]:
@@ -217,7 +218,7 @@ def refusal(problem: GroupedProblem, arch: SmArch | None) -> str:
         return f"{text}: fp8 kernels give bf16 and f16, and with an epilogue e4m3 and e5m2"
     if a.dtype in FP8_TYPES and problem.form == ALONG_K:
         return f"{text}: fp8 kernels read A and B contiguous along K, and groups along K begin anywhere; use bf16"
-    notes = []
+    notes = [closest] if closest else []
     if a.dtype in FP8_TYPES:
         notes.append("fp8 kernels read A and B contiguous along K (in PyTorch, b.transpose(-1, -2).contiguous()"
                      ".transpose(-1, -2)), at addresses and strides of 16 bytes")  # fmt: skip

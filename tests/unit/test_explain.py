@@ -24,6 +24,7 @@ from atomr_cutlass import (
     GroupedGemmShape,
     SmArch,
     explain,
+    heuristics,
 )
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
@@ -514,6 +515,23 @@ def test_what_the_gpu_cannot_hold_is_said(monkeypatch: pytest.MonkeyPatch) -> No
     fake_table.install(monkeypatch, [fake_table.row(key) for key in cells])
     reasons = {refusal.reason for refusal in explain(replace(request, batch_invariant=True)).refused}
     assert "its reduction is not that of batch-invariant calls" in reasons
+
+
+@pytest.mark.usefixtures("full_table")
+def test_a_named_kernel_that_is_passed_over_has_its_reason() -> None:
+    cells = [key for key in expand("full", [SmArch.SM90A]) if key.op == "gemm"]
+    other = next(key for key in cells if key.a is D.F64)
+    request = replace(BIASED, epilogue=GemmEpilogue())
+    heuristics.put(request, other)
+    try:
+        told = explain(request)
+        assert told.kernel != other.name
+        said = f"{other.name}, which heuristics name for the request, is passed over: its element types differ"
+        assert said in told.notes
+        heuristics.put(request, named := next(key for key in cells if key.name == told.candidates[-1][0]))
+        assert explain(request).kernel == named.name
+    finally:
+        heuristics.clear()
 
 
 def test_a_handful_of_reasons_is_shown() -> None:

@@ -208,6 +208,10 @@ def _notes(
     """Rewrites and limits that apply."""
     if best.named:
         yield "heuristics name this kernel for the request"
+    elif search.named is not None:
+        key = search.named
+        reason = search.serves(key).reason or select.unfit(search, key, shared_memory(key))
+        yield f"{key.name}, which heuristics name for the request, is passed over: {reason or 'it cannot be had here'}"
     if best.tuned:
         yield f"tuned: this kernel was measured to be the fastest on {search.device.name}, in that time"
     if search.batch_invariant:

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ABSENT = {
     ("jit.md", "with ac.record("): "the programs themselves are run by it",
     ("jit.md", "try:"): "it passes the table over, and what compiles is what a frozen process does not have",
+    ("selection.md", "request = ac.GemmRequest"): "it names a kernel of the table, which may be empty",
     ("selection.md", "requests = ["): "it measures kernels, and what is the fastest differs from run to run",
 }
 """The blocks that are left out, by page and beginning, and why."""

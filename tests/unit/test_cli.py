@@ -345,7 +345,10 @@ def test_list_of_an_empty_table() -> None:
             ("explain", "--op", "conv2d_wgrad", "--k", "4", "--arch", "80"),
             "--k is not for conv2d_wgrad; it is for gemm",
         ),
-        (("run", "--op", "gemv", "--scaling", "block"), "--scaling is not for gemv; it is for gemm, grouped_gemm"),
+        (
+            ("run", "--op", "gemv", "--scaling", "block"),
+            "--scaling is not for gemv; it is for gemm, gated_gemm, grouped_gemm",
+        ),
         (
             ("run", "--op", "grouped_gemm", "--dtype", "e4m3", "--scaling", "nvfp4"),
             "scaling is 'nvfp4'; expected None, 'tensor', 'vector', 'block'",

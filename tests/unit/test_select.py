@@ -402,7 +402,8 @@ def test_estimates_are_positive_and_grow_with_the_problem(
     shared = fake_table.row(key).shared_bytes
     first, second = (estimate.launch(key, v.extents, device, shared).seconds for v in (small, large))
     # Nearly: a larger problem may fill the last wave better, and the work may be divided otherwise.
-    slack = 1.5 if key.scheduler == "streamk" or key.mainloop == "few" else 1.05
+    # Stream-K cuts three small tiles, which it must add up for longer than they take, and not four (2.2 at most).
+    slack = 2.3 if key.scheduler == "streamk" else 1.5 if key.mainloop == "few" else 1.05
     assert 0 < first <= slack * second < 1e6
 
 

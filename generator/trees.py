@@ -190,8 +190,8 @@ def cells(plain: Sequence[Cell]) -> Iterator[tuple[int, KernelKey, Tree]]:
             unscaled = op.startswith("conv2d") or (op == "grouped_gemm" and base.generation == "sm80")
             if base.a in FP8_TYPES and base.epilogue != SCALED and not unscaled:
                 continue
-            # `common` costs 0 to 2% of large products there (docs/epilogues.md). Of the sm80 generation, kernels without
-            # trees add a convolution's bias.
+            # `common` costs 0 to 2% of large products there (docs/epilogues.md). Of the sm80 generation, kernels
+            # without trees add a convolution's bias.
             newer = (
                 base.generation == "sm90" or base.arch is SmArch.SM90A or (op != "gemm" and base.generation != "sm80")
             )

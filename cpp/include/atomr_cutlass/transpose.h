@@ -3,8 +3,8 @@
 #pragma once
 
 #include "atomr_cutlass/kernel_abi.h"
-#include "cutlass/bfloat16.h"
 #include "cutlass/cutlass.h"
+#include "cutlass/numeric_types.h"
 #include "cutlass/platform/platform.h"
 
 namespace atomr_cutlass {

@@ -242,13 +242,13 @@ def test_under_capture_only_what_is_known_is_looked_at(
 def test_a_validation_is_of_one_code_and_one_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another compiler, header or driver may compute something else: it is validated again."""
     known: dict[str, str] = {}
-    circumstances = {"driver": "580.1", "image": "ab"}
+    installed = {"driver": "580.1", "image": "ab"}
     monkeypatch.setattr(validate, "_known", {})
     monkeypatch.setattr(validate.validations, "recall", known.get)
     monkeypatch.setattr(validate.validations, "remember", known.__setitem__)
     monkeypatch.setattr(validate, "_differences", lambda *_: [])
-    monkeypatch.setattr(devices, "driver", lambda: circumstances["driver"])
-    monkeypatch.setattr(validate.kernels, "image_digest", lambda _key, _device: circumstances["image"])
+    monkeypatch.setattr(devices, "driver", lambda: installed["driver"])
+    monkeypatch.setattr(validate.kernels, "image_digest", lambda _key, _device: installed["image"])
     key = conv_sm90("conv2d_fprop", D.BF16, D.BF16, (128, 128), epilogue=common.bias(D.BF16, "gelu"))
     rows = [replace(fake_table.row(key), content=f"01 4.2-23 nvcc {version}") for version in ("13.0.88", "13.1.5")]
     compiled, built, rebuilt = (Candidate(key, info, 0.0, None) for info in (None, *rows))
@@ -258,9 +258,9 @@ def test_a_validation_is_of_one_code_and_one_driver(monkeypatch: pytest.MonkeyPa
         return len(known)
 
     assert [validations(one) for one in (compiled, built, rebuilt, compiled, built)] == [1, 2, 3, 3, 3]
-    circumstances["image"] = "cd"
+    installed["image"] = "cd"
     assert [validations(one) for one in (compiled, built)] == [4, 4]
-    circumstances["driver"] = "590.1"
+    installed["driver"] = "590.1"
     assert [validations(one) for one in (compiled, built, rebuilt)] == [5, 6, 7]
 
 

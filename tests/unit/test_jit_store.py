@@ -93,10 +93,10 @@ def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if not path.is_dir())
 
 
-def fail(store: KernelStore, log: Path | None = None, key: str = "failing", circumstances: str = "") -> CompileError:
+def fail(store: KernelStore, log: Path | None = None, key: str = "failing", fingerprint: str = "") -> CompileError:
     """The error of a source that does not compile."""
     with pytest.raises(CompileError) as said:
-        store.obtain(digest(key), failing(log), {}, circumstances=circumstances)
+        store.obtain(digest(key), failing(log), {}, fingerprint=fingerprint)
     return said.value
 
 
@@ -395,24 +395,24 @@ def test_a_new_failure_clears_those_that_are_forgotten(folder: Path, store: Kern
     assert files(folder / "failures") == [path, path.with_suffix(".cu")]
 
 
-def test_a_failure_under_other_circumstances_is_another(folder: Path, store: KernelStore, log: Path) -> None:
+def test_a_failure_with_another_fingerprint_is_another(folder: Path, store: KernelStore, log: Path) -> None:
     # A path that is no valid UTF-8, as Python has it.
     without, other = "/without/header", "/other/\udcff"
-    for circumstances in (without, other):
-        assert "remembered" not in str(fail(store, log, circumstances=circumstances))
-        assert "remembered" in str(fail(store, log, circumstances=circumstances))
+    for fingerprint in (without, other):
+        assert "remembered" not in str(fail(store, log, fingerprint=fingerprint))
+        assert "remembered" in str(fail(store, log, fingerprint=fingerprint))
     assert compiled(log) == ["failing", "failing"]
     assert len(files(folder / "failures")) == 4
     # Once mended, the kernel is everybody's.
     make = maker("failing", log)
-    assert store.obtain(digest("failing"), make, {}, circumstances="/with/header") == (kernel("failing"), "compiled")
-    assert store.obtain(digest("failing"), make, {}, circumstances=without) == (kernel("failing"), "disk")
+    assert store.obtain(digest("failing"), make, {}, fingerprint="/with/header") == (kernel("failing"), "compiled")
+    assert store.obtain(digest("failing"), make, {}, fingerprint=without) == (kernel("failing"), "disk")
 
 
-def test_circumstances_are_no_part_of_the_lock(store: KernelStore, log: Path) -> None:
+def test_the_fingerprint_is_no_part_of_the_lock(store: KernelStore, log: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         make = maker("a", log, 0.05)
-        got = pool.map(lambda index: store.obtain(digest("a"), make, {}, circumstances=str(index)), range(8))
+        got = pool.map(lambda index: store.obtain(digest("a"), make, {}, fingerprint=str(index)), range(8))
     assert [kernel for kernel, _ in got] == [kernel("a")] * 8
     assert compiled(log) == ["a"]
 

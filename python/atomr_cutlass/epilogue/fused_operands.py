@@ -70,7 +70,7 @@ class FusedOperands:
 
         Args:
             strides: from one batch to the next, in elements, for each operand.
-            offsets: of each operand, likewise.
+            offsets: of each operand.
             swapped: whether the kernel computes D^T.
         """
         found: dict[str, Any] = {}

@@ -36,7 +36,7 @@ class Failures:
         self._folder = cache / "failures"
         self._temporary = cache / "tmp"
 
-    def remember(self, digest: bytes, circumstances: str, error: CompileError) -> None:
+    def remember(self, digest: bytes, fingerprint: str, error: CompileError) -> None:
         """Keeps an error for a while, and its source beside it, which `error.source_path` then names.
 
         Raises:
@@ -44,7 +44,7 @@ class Failures:
         """
         # First: whatever is in the way of the two files is not a failure that is remembered.
         self.sweep()
-        path = self._path(digest, circumstances)
+        path = self._path(digest, fingerprint)
         details = {name: value for name, value in vars(error).items() if not name.startswith("__")}
         record = {"name": path.name, "time": time.time(), "message": str(error), "details": details}
         # Ahead of the source: others sweep sources that have no record.
@@ -55,11 +55,11 @@ class Failures:
                 write(source, error.source.encode("utf-8", "backslashreplace"), self._temporary)
                 error.source_path = str(source)
 
-    def recall(self, digest: bytes, circumstances: str) -> CompileError | None:
-        """The error of this key under these circumstances, as it was but for its message; None: compile it."""
+    def recall(self, digest: bytes, fingerprint: str) -> CompileError | None:
+        """The error of this key with this fingerprint, as it was but for its message; None: compile it."""
         if not is_safe(self._folder, folder=True):
             return None
-        path = self._path(digest, circumstances)
+        path = self._path(digest, fingerprint)
         source = path.with_suffix(_SOURCE)
         record = _record(path)
         if record is None:
@@ -91,9 +91,9 @@ class Failures:
             if everything or not is_safe(path) or _record(record) is None:
                 remove(path)
 
-    def _path(self, digest: bytes, circumstances: str) -> Path:
-        # Paths among the circumstances need not be valid Unicode.
-        identity = hashlib.sha256(digest).digest() + circumstances.encode("utf-8", "surrogatepass")
+    def _path(self, digest: bytes, fingerprint: str) -> Path:
+        # Paths in a fingerprint need not be valid Unicode.
+        identity = hashlib.sha256(digest).digest() + fingerprint.encode("utf-8", "surrogatepass")
         return self._folder / hashlib.sha256(identity).hexdigest()
 
 

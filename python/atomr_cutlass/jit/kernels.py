@@ -223,11 +223,11 @@ def load(key: KernelKey, target: str) -> tuple[Images, str]:
         return unit.compile().pack()
 
     info = {"name": unit.name, "target": target, "nvrtc": ".".join(map(str, tools.version))}
-    data, origin = store().obtain(digest, make, info, circumstances=_circumstances(tools))
+    data, origin = store().obtain(digest, make, info, fingerprint=_fingerprint(tools))
     return Images.unpack(data), origin
 
 
-def _circumstances(tools: Toolchain) -> str:
+def _fingerprint(tools: Toolchain) -> str:
     """The conditions of a compilation failure besides the kernel's key: which of CUDA's headers are there.
 
     A header that is installed beside others changes its folder's time, not its path.

@@ -130,7 +130,7 @@ class KernelStore:
         make: Callable[[], bytes],
         info: Mapping[str, str | float | int],
         *,
-        circumstances: str = "",
+        fingerprint: str = "",
     ) -> tuple[bytes, str]:
         """The kernel of this key, which is made if the cache lacks it.
 
@@ -141,7 +141,7 @@ class KernelStore:
             digest: the key.
             make: compiles the kernel.
             info: what listings show of the entry: name, target, ...
-            circumstances: on what besides the key it depends whether `make` raises CompileError, such as where headers
+            fingerprint: on what besides the key it depends whether `make` raises CompileError, such as where headers
                 are looked for. An error that was raised under others is not raised again.
 
         Returns:
@@ -158,14 +158,14 @@ class KernelStore:
             kernel = self.get(digest)
             if kernel is not None:
                 return kernel, "disk"
-            failure = self._remembered(digest, circumstances)
+            failure = self._remembered(digest, fingerprint)
             if failure is not None:
                 raise failure
             start = time.perf_counter()
             try:
                 kernel = make()
             except CompileError as error:
-                self._remember(digest, circumstances, error)
+                self._remember(digest, fingerprint, error)
                 raise
             self._publish(digest, kernel, info, time.perf_counter() - start)
         return kernel, "compiled"
@@ -342,17 +342,17 @@ class KernelStore:
     # Around a compile
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _remember(self, digest: bytes, circumstances: str, error: CompileError) -> None:
+    def _remember(self, digest: bytes, fingerprint: str, error: CompileError) -> None:
         try:
             prepare(self.folder)
             with failing(self.folder, "written"):
-                self._failures.remember(digest, circumstances, error)
+                self._failures.remember(digest, fingerprint, error)
         except CacheError as problem:
             self._warn(problem)
 
-    def _remembered(self, digest: bytes, circumstances: str) -> CompileError | None:
+    def _remembered(self, digest: bytes, fingerprint: str) -> CompileError | None:
         try:
-            return self._failures.recall(digest, circumstances) if is_there(self.folder) else None
+            return self._failures.recall(digest, fingerprint) if is_there(self.folder) else None
         except CacheError:
             return None
 

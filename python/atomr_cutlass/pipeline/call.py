@@ -196,7 +196,7 @@ class _Results:
 
 
 _Learned: TypeAlias = "tuple[list[tuple[Any, ...]], _core.Blueprint, Callable[[_core.Blueprint, Any], Plan]]"
-"""The program of a traced plan, and its recipe."""
+"""The program of a traced plan, and what launches it again."""
 
 
 def _traced(call: Call, pending: _core.PendingCall) -> tuple[Invocation, _Results, Plan, _Learned] | None:
@@ -217,10 +217,10 @@ def _traced(call: Call, pending: _core.PendingCall) -> tuple[Invocation, _Result
         raise
     except Exception:  # noqa: BLE001 - which planning without symbols meets again, if it is the call's
         return None
-    if plan.recipe is None or not plan.checked:
+    if plan.cached_launch is None or not plan.checked:
         return None
     views = {name: symbols.plain_view(view) for name, view in results.views.items()}
-    return invocation, replace(results, views=views), plan, (trace.program, *plan.recipe)
+    return invocation, replace(results, views=views), plan, (trace.program, *plan.cached_launch)
 
 
 def _on_gpu(invocation: Invocation, pending: _core.PendingCall | None) -> Any:

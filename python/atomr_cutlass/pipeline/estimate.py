@@ -44,35 +44,35 @@ TILE_N_EFFICIENCY = {
 }  # fmt: skip
 """Share of WGMMA's peak rate at CLOCK_HZ that a tile of this width reaches; the clock may be higher."""
 ONE_WARPGROUP_EFFICIENCY = 0.924
-"""The fraction of that which a tile of 64 rows reaches."""
+"""The fraction of that share which a tile of 64 rows reaches."""
 TALL_EFFICIENCY = 0.933
-"""Likewise, one of 256 rows."""
+"""The fraction of that share which a tile of 256 rows reaches."""
 FULL_ACCUMULATION_EFFICIENCY = 0.91
-"""The fraction of it which fp8 reaches when float32 accumulates the tensor cores' sums every 128 elements of K."""
+"""The fraction of that share which fp8 reaches when float32 accumulates tensor cores' sums each 128 elements of K."""
 BLOCK_SCALED_EFFICIENCY = 0.84
-"""Likewise, where blocks have scales."""
+"""The fraction of that share which fp8 reaches with scales of blocks."""
 BLOCK_SCALED_ALONE = 0.88
-"""The fraction of that which a single warp group reaches."""
+"""The fraction of BLOCK_SCALED_EFFICIENCY which a single warp group reaches."""
 THROUGH_REGISTERS_EFFICIENCY = 0.9
-"""The fraction of it that kernels reach which bring one operand to the tensor cores through registers."""
+"""The fraction of that share which kernels reach that bring one operand to the tensor cores through registers."""
 THROUGH_REGISTERS_STEP_CLOCKS = 220.0
-"""The shortest step of theirs, for each 64 rows of a tile; see STEP_CLOCKS."""
+"""The shortest step of such kernels, for each 64 rows of a tile; see STEP_CLOCKS."""
 L2_BYTES_PER_CLOCK = 100.0
 """Bytes of cache lines that one multiprocessor draws from L2 per clock when all do."""
 PAIR_BYTES_PER_CLOCK = 78.5
 """Bytes that each of the two multiprocessors which share a port draws at most."""
 PORT_BYTES_PER_CLOCK = 145.0
-"""Likewise, where the other one is idle."""
+"""Bytes that one of them draws at most while the other one is idle."""
 STREAMED = 1.47
 """How much faster than DRAM_BYTES_PER_SECOND says kernels over TMA read and write what fits no cache."""
 STEP_CLOCKS = 15.4
 """The shortest step along K: barriers and latencies."""
 BEYOND_CLOCKS = 3.12
-"""Likewise, of each row of a tile that lies beyond the last of A."""
+"""Clocks of a step that each row of a tile beyond the last of A takes."""
 BEYOND_N_CLOCKS = 1.67
-"""Likewise, of each column beyond the last of B."""
+"""Clocks of a step that each column of a tile beyond the last of B takes."""
 WIDE_CLUSTER_STEP_CLOCKS = 93.6
-"""Likewise, where eight thread blocks of a cluster load for one another."""
+"""The shortest step where eight thread blocks of a cluster load for one another."""
 COOPERATIVE_TILE_SECONDS = 0.499e-6
 PINGPONG_TILE_SECONDS = 0.235e-6
 PROLOGUE_SECONDS = 0.269e-6
@@ -81,7 +81,7 @@ STORE_BYTES_PER_SECOND = 38.2e9
 SHOWN = 0.0496
 """The fraction of reading A and B through L2 that is not hidden behind the products."""
 SHOWN_ALONE = 0.0845
-"""Likewise, where neighbours in the list of tiles have tiles of one operand in common only."""
+"""That fraction where neighbours in the list of tiles share the tiles of one operand only."""
 MISSED = 0.106
 """The same fraction of reading from device memory on L2 misses."""
 L2_SHARE = 0.25
@@ -93,7 +93,7 @@ CLUSTER_SECONDS = 0.0864e-6
 LATE_IN_CLUSTER = 0.078
 """How much longer a tile takes in clusters of four, where thread blocks compute many one after the other."""
 LATE_IN_WIDE_CLUSTER = 0.142
-"""Likewise, in clusters of eight."""
+"""How much longer it takes in clusters of eight."""
 WIDE_CLUSTERS_FULL = 0.0468
 """How much longer tiles take where as many clusters of eight run as the device holds."""
 NOSMEM_SECONDS = 2.0e-6
@@ -116,7 +116,7 @@ FEW_LAUNCH_SECONDS = 2.14e-6
 FEW_BUSY = 0.925
 """Kernels of column-major weights are busy so many times as long as they assume by the constants below."""
 FEW_BUSY_ROWS = 0.87
-"""Likewise, of row-major ones."""
+"""How many times as long kernels of row-major weights are busy."""
 FEW_MANY = 1.12
 """How much longer than by these constants more than 96 rows take."""
 FEW_CLUSTER_SECONDS = 0.17e-6
@@ -129,7 +129,7 @@ FEW_L2_BYTES_PER_10_PS = 120
 FEW_READ_BYTES_PER_NS = 120
 """At which one multiprocessor takes in column-major weights and the few rows."""
 FEW_READ_ROWS_BYTES_PER_NS = 57
-"""Likewise, row-major weights alone."""
+"""At which it takes in row-major weights alone."""
 FEW_ASTRAY_ROWS = 4
 """Rows of row-major weights that a tile reads beside its own, so to say, unless it begins and ends with cache lines."""
 FEW_BOX_ALONG_K_PS = 64000

@@ -40,10 +40,10 @@ class Plan(_core.LaunchPlan):
 
     Attributes:
         request: the request that the plan was made from, if it was made from one.
-        key: the request's PlanKey, likewise.
+        key: the PlanKey of that request.
         candidates: the kernels, in the order of their launches.
         rewrite: how the problem was put to kernels that do not compute it as it stands; empty for one that does.
-        recipe: of a plan that was traced (`arrays.symbols`): its blueprint, and what makes a plan of one.
+        cached_launch: of a plan that was traced (`arrays.symbols`): its blueprint, and what makes a plan of one.
         checked: whether nothing is left to be checked of an epilogue at its first use. A plan made while its stream is
             captured may not be: it is not kept for later calls.
         kernel_name: of the kernel that does the products.
@@ -59,7 +59,7 @@ class Plan(_core.LaunchPlan):
     candidates: tuple[Candidate[Any], ...]
     rewrite: str
     checked: bool
-    recipe: tuple[_core.Blueprint, Callable[[_core.Blueprint, Any], Plan]] | None
+    cached_launch: tuple[_core.Blueprint, Callable[[_core.Blueprint, Any], Plan]] | None
     _main: int
     _next: Plan | None
 
@@ -220,7 +220,7 @@ class Steps:
         def make(blueprint: _core.Blueprint, like: Any, *, keep: bool = False) -> Plan:
             noted = [(candidates[number].key, blueprint.arguments(number, names)) for number, names in extents]
             plan = Plan(blueprint, like, keep)
-            plan.request = plan.key = plan.recipe = None
+            plan.request = plan.key = plan.cached_launch = None
             plan.candidates, plan.rewrite, plan.checked = candidates, rewrite, True
             plan._main, plan._next = index, None  # noqa: SLF001 - this module's own
             record.note(plan, noted)
@@ -228,7 +228,7 @@ class Steps:
 
         made = make(blueprint, like, keep=traced)
         if traced:
-            made.recipe = blueprint, make
+            made.cached_launch = blueprint, make
         return made
 
 

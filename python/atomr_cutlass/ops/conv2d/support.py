@@ -46,7 +46,7 @@ class ConvTraits(NamedTuple):
         grouped: whether there are several groups of channels.
         single: whether each group is a single channel, and the filter small enough for kernels of such.
         alignments: elements of a group's channels of A, B and D (and C), bytes of the bias and bits of its elements.
-        whole: likewise, of all channels.
+        whole: those numbers of all channels.
         unit_stride, unit_dilation: whether those are 1.
         spaced: whether the pixels of the result are evenly spaced.
         bits, bytes: whether iterators that count in bits, or in bytes, reach the ends of all arrays.

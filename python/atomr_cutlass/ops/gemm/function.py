@@ -77,7 +77,7 @@ def gemm(
         alpha: scalar; a whole number where the result is an integer. With 0, A and B are not read, unless there is an
             epilogue, bias or activation, scale_d is an array, amax is wanted or they are fp4. Second-level scales of
             nvfp4 belong here, multiplied.
-        beta: scalar, likewise. With 0, there is no C.
+        beta: scalar; a whole number where the result is an integer. With 0, there is no C.
         bias: (N,), added to every row, of any floating dtype.
         epilogue: function of the product, in the place of bias and activation: an `EpilogueVisitorTree`, or a Python
             function such as `lambda acc, bias: relu(acc + bias)`, which is traced (`atomr_cutlass.epilogue.trace`) at

@@ -40,7 +40,7 @@ class GemmTerms:
             each row, or (..., M, ceil(K / 128)) for each 128 elements of a row. For fp4 also, with scale_b of the same
             dtype, (..., M, K / 16) of e4m3 without signs (nvfp4; its second-level scale goes into alpha), or
             (..., M, K / 32) of e8m0 (mxfp4).
-        scale_b: likewise: one for everything, (..., 1, N) for each column, (..., ceil(K / 128), ceil(N / 128)) for
+        scale_b: one for everything, (..., 1, N) for each column, (..., ceil(K / 128), ceil(N / 128)) for
             each block of 128 x 128, and for fp4 (..., K / 16, N) or (..., K / 32, N). Batch dimensions of scales
             broadcast to the result's.
         math: `tf32` rounds float32 operands to TF32 first. `default`, `ieee` and `3xtf32` keep them as they are.

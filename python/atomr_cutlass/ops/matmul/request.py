@@ -62,7 +62,7 @@ class ScaleSet:
     Attributes:
         a: of A: a number, which becomes part of alpha, for any element type. For fp8 also a float32 array on the device
             of A: one element, or m of them, one for each row of op(A).
-        b: of B, likewise: one element, or n of them, one for each column of op(B).
+        b: of B: one element, or n of them, one for each column of op(B).
         d: of D, after everything else: a number where the epilogue is DEFAULT, BGRADA or BGRADB; for fp8 operands also
             a float32 array of one element, with any epilogue.
         amax_d: an array of one element, float32 (float64 for float64 operands), which receives the largest magnitude of
@@ -169,7 +169,7 @@ class MatmulRequest:
             just those.
         epilogue: a MatmulEpilogue.
         bias: of length m, of any floating element type, read. With DRELU_BGRAD, DGELU_BGRAD and BGRADA it is written:
-            float32, float64 for float64 operands (BGRADA of int8: int32); with BGRADB likewise, of length n.
+            float32, float64 for float64 operands (BGRADA of int8: int32); with BGRADB of length n.
         gelu_aux: the auxiliary matrix of the epilogues that have one. Of gelu m x n, of a floating element type, D's
             or another. Of relu bits in uint8: that of element (i, j) is bit i % 8, counted from the lowest, of byte
             (i + j * ldaux) // 8; where bits are written, the rest of a byte is 0, and whole bytes between m and ldaux

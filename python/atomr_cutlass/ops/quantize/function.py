@@ -117,10 +117,10 @@ def dequantize(
 
     Args:
         values: as `quantize` returns them, dense.
-        scales: likewise.
+        scales: as `quantize` returns them.
         scaling: as it was quantized.
         out: (M, K), row-major, written in place and returned; overlaps nothing. Not for JAX.
-        global_scale: likewise; of nvfp4 alone.
+        global_scale: that of the quantization; of nvfp4 alone.
         out_dtype: f32, f16 or bf16; defaults to that of `out`, else f32.
         backend: {backend} Of host arrays, which NumPy scales, `auto` or `reference`.
 

@@ -119,25 +119,25 @@ def _place(view: _core.Operand) -> str:
 
 
 def result_dtype(
-    views: Mapping[str, _core.Operand], asked: CutlassDtype | None, operand: CutlassDtype, *, fused: bool = False
+    views: Mapping[str, _core.Operand], requested: CutlassDtype | None, operand: CutlassDtype, *, fused: bool = False
 ) -> CutlassDtype:
-    """The result's element type: what is asked for, else that of `out`, else the default for the operands.
+    """The result's element type: what is requested for, else that of `out`, else the default for the operands.
 
     Args:
         views: the arrays by name.
-        asked: the requested type.
+        requested: the requested type.
         operand: element type of the operands.
         fused: whether something follows the product. Of integers it gives what `c` is, where there is one.
 
     Raises:
         InvalidOperandError: they contradict each other, or `c` has another.
     """
-    check_options(out_dtype=asked)
+    check_options(out_dtype=requested)
     given = operands.dtype_of(views["out"], "out") if "out" in views else None
-    if asked is not None and given is not None and asked is not given:
-        raise InvalidOperandError(f"out is {given.value}, but out_dtype asks for {asked.value}")
+    if requested is not None and given is not None and requested is not given:
+        raise InvalidOperandError(f"out is {given.value}, but out_dtype asks for {requested.value}")
     c = operands.dtype_of(views["c"], "c") if "c" in views else None
-    said = asked or given or (c if fused and operand is CutlassDtype.I8 else None)
+    said = requested or given or (c if fused and operand is CutlassDtype.I8 else None)
     result = said or default_out_dtype(operand, fused=fused)
     if c is not None and c is not result:
         raise InvalidOperandError(f"c is {c.value}; it must have the result's dtype, {result.value}")

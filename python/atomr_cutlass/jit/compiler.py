@@ -232,14 +232,14 @@ class _Half:
 
     def _start(self, request: dict[str, Any]) -> subprocess.Popen[bytes]:
         folder = self._folder
-        asked, self._answer, self._said = (folder / name for name in ("request", "answer", "said"))
+        request_file, self._answer, self._said = (folder / name for name in ("request", "answer", "said"))
         with _writing_to_temporary_files():
             folder.mkdir()
-            asked.write_text(json.dumps(request), encoding="utf-8")
+            request_file.write_text(json.dumps(request), encoding="utf-8")
         with self._said.open("wb") as said:
             return subprocess.Popen(
                 # -I: the environment does not decide what Python runs.
-                [sys.executable, "-I", str(_WORKER), str(asked), str(self._answer)],
+                [sys.executable, "-I", str(_WORKER), str(request_file), str(self._answer)],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,

@@ -57,21 +57,21 @@ _frozen = ""
 _PACKAGE = __name__.partition(".")[0]
 
 
-def policy(asked: str | None = None) -> str:
+def policy(requested: str | None = None) -> str:
     """The policy for kernels that the table lacks: `auto`, `background` or `off`.
 
     Args:
-        asked: of this call; None leaves it to ATOMR_CUTLASS_JIT, and without that to `auto`.
+        requested: of this call; None leaves it to ATOMR_CUTLASS_JIT, and without that to `auto`.
 
     Raises:
         InvalidOperandError: an unknown policy.
     """
     said = os.environ.get(POLICY_VARIABLE) or "auto"
-    chosen = asked or said
-    if chosen not in (POLICIES if asked else (*POLICIES, WARN)):
-        where = "jit" if asked else POLICY_VARIABLE
+    chosen = requested or said
+    if chosen not in (POLICIES if requested else (*POLICIES, WARN)):
+        where = "jit" if requested else POLICY_VARIABLE
         raise InvalidOperandError(
-            f"{where} is {chosen!r}; valid: {', '.join(POLICIES)}" + ("" if asked else f", {WARN}")
+            f"{where} is {chosen!r}; valid: {', '.join(POLICIES)}" + ("" if requested else f", {WARN}")
         )
     return "auto" if chosen != "off" and frozen() else chosen
 

@@ -65,11 +65,11 @@ def epilogue_slots(fusion: Fusion | None) -> Iterator[OperandSlot]:
         yield OperandSlot(array.name, (spec,), written=fusion is not None and array in fusion.outputs, element=element)
 
 
-def random_arrays(generator: np.random.Generator, slots: Sequence[OperandSlot]) -> Arrays:
+def random_arrays(generator: np.random.Generator, table: Sequence[OperandSlot]) -> Arrays:
     """Random operands; results are filled with a value that no kernel computes."""
     return {
         label: poison(slot, spec) if slot.written else random_values(generator, slot, spec)
-        for slot in slots
+        for slot in table
         for label, spec in zip(slot.labels, slot.specs, strict=True)
     }
 

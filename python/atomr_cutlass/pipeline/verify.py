@@ -124,7 +124,7 @@ def _run(
     track: Track | None,
 ) -> RunResult:  # fmt: skip
     operation = operation_of(request)
-    slots = operation.operands(request)
+    table = operation.operands(request)
     arrays = operation.random_arrays(request, np.random.default_rng(seed))
     launches, seconds, check = 0, None, None
     if made is None:
@@ -143,7 +143,7 @@ def _run(
         kernel=None if made is None else made.kernel_name,
         rewrite="" if made is None else made.rewrite,
         device="the CPU, in NumPy" if made is None else devices.get(made.device).name,
-        elements=sum(arrays[label].size for label in slots[-1].labels),
+        elements=sum(arrays[label].size for label in table[-1].labels),
         mismatches=None if check is None else check.mismatches,
         max_error=None if check is None else check.max_error,
         tolerance=None if check is None else check.limits,

@@ -147,5 +147,5 @@ def within_tolerance(
         close = np.abs(got - want) <= limits.rtol * np.abs(want) + limits.atol_factor * scale + step
     both_finite = np.isfinite(got) & np.isfinite(want)
     both_nan = np.isnan(got) & np.isnan(want)
-    agrees: npt.NDArray[np.bool_] = np.where(both_finite, close, (got == want) | both_nan)
-    return agrees
+    matching: npt.NDArray[np.bool_] = np.where(both_finite, close, (got == want) | both_nan)
+    return matching

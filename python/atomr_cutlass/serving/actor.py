@@ -381,8 +381,8 @@ def _run(made: Any, request: Request, launch: Launch, arrays: dict[str, _core.Op
 def _of_nothing(request: Request, launch: Launch) -> Work:
     """The result without elements; reductions of it are written."""
     operation = operation_of(request)
-    *slots, _ = operands_of(request)
-    if not any(slot.written for slot in slots):
+    *table, _ = operands_of(request)
+    if not any(slot.written for slot in table):
         return Work(launch.finished)
     _refuse_captured(launch.device, launch.stream, f"ac.{operation.name}")
     reached = launched(

@@ -274,7 +274,7 @@ def _stop_all() -> None:
         mailbox.stop()
 
 
-def _bury_in_child() -> None:
+def _retire_in_child() -> None:
     """Threads do not survive fork: whoever asks in the child gets ActorDeadError instead of waiting for ever."""
     for mailbox in _running:
         # A new one: the old one's own lock may have been held by a thread that is gone.
@@ -284,4 +284,4 @@ def _bury_in_child() -> None:
     _own_threads.clear()
 
 
-os.register_at_fork(after_in_child=_bury_in_child)
+os.register_at_fork(after_in_child=_retire_in_child)

@@ -284,17 +284,17 @@ CutlassMsg.Refit = RefitMessage
 
 def _launch(request: Request, given: Any, out: Any, stream: Any) -> Launch:
     operation = operation_of(request)
-    *slots, result = operands_of(request)
+    *table, result = operands_of(request)
     arrays = _arrays(request, given)
-    _check_names(request, operation.bound, slots, arrays)
-    first = next((arrays[slot.name] for slot in slots if slot.name in arrays), None)
+    _check_names(request, operation.bound, table, arrays)
+    first = next((arrays[slot.name] for slot in table if slot.name in arrays), None)
     with operands.launching(stream, first, awaited=True):
-        return _imported(request, slots, result, arrays, out, named=stream is not None)
+        return _imported(request, table, result, arrays, out, named=stream is not None)
 
 
 def _imported(
     request: Request,
-    slots: Sequence[OperandSlot],
+    table: Sequence[OperandSlot],
     result: OperandSlot,
     arrays: dict[str, Any],
     out: Any,
@@ -303,7 +303,7 @@ def _imported(
 ) -> Launch:
     views: dict[str, _core.Operand] = {}
     first = None
-    for slot in slots:
+    for slot in table:
         for label, array, spec in _members(slot, arrays):
             view = operands.as_operand(array, label)
             first = (array, view, label) if first is None else first
@@ -348,8 +348,8 @@ def _listing(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _check_names(request: Request, bound: str, slots: Sequence[OperandSlot], arrays: dict[str, Any]) -> None:
-    beta, own = request.epilogue.beta, [slot.name for slot in slots]
+def _check_names(request: Request, bound: str, table: Sequence[OperandSlot], arrays: dict[str, Any]) -> None:
+    beta, own = request.epilogue.beta, [slot.name for slot in table]
     for name in own:
         if name in arrays:
             continue

@@ -63,9 +63,9 @@ class ConvOperation(PlannedOperation[ConvRequest]):
         conv = request.problem(0)
         first, second = OPERANDS[self.name]
         arrays = ((first, conv.a), (second, conv.b), ("c", conv.c))
-        slots = [OperandSlot(name, (_ordered(spec, request.layout),)) for name, spec in arrays if spec is not None]
+        table = [OperandSlot(name, (_ordered(spec, request.layout),)) for name, spec in arrays if spec is not None]
         out = OperandSlot("out", (_ordered(conv.d, request.layout),), written=True)
-        return (*slots, *epilogue_slots(conv.fusion), out)
+        return (*table, *epilogue_slots(conv.fusion), out)
 
     def optional_names(self, request: ConvRequest) -> tuple[str, ...]:
         return (*OPERANDS[self.name], "c", *(("bias",) if self.name != WGRAD else ()))

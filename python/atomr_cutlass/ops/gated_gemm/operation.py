@@ -34,8 +34,8 @@ class GatedGemmOperation(GemmOperation):
     )
 
     def operands(self, request: GemmRequest) -> tuple[OperandSlot, ...]:
-        *slots, _ = super().operands(request)
-        return (*slots, OperandSlot("out", (result_of(request.problem(0)),), written=True))
+        *table, _ = super().operands(request)
+        return (*table, OperandSlot("out", (result_of(request.problem(0)),), written=True))
 
     def optional_names(self, request: GemmRequest) -> tuple[str, ...]:
         return tuple(name for name in super().optional_names(request) if name not in self.refuses)

@@ -289,11 +289,11 @@ def _parse(call: Call) -> _Matmul:
         raise InvalidOperandError(
             f"a is {dtype.value} and b is {other.value}: both must have one element type, but for two of fp8"
         )
-    asked, given = options.out_dtype, types.get("d")
-    if asked is not None and given not in (None, asked):
+    requested, given = options.out_dtype, types.get("d")
+    if requested is not None and given not in (None, requested):
         name = "c" if matrices.into_c else "d"
-        raise InvalidOperandError(f"{name} is {given.value}, but out_dtype asks for {asked.value}")
-    result = given or asked or default_out_dtype(dtype, fused=not form.linear)
+        raise InvalidOperandError(f"{name} is {given.value}, but out_dtype asks for {requested.value}")
+    result = given or requested or default_out_dtype(dtype, fused=not form.linear)
     if types.get("c", result) is not result:
         raise InvalidOperandError(f"c is {types['c'].value}; it must have D's element type, {result.value}")
     mode = math_mode(dtype, options.precision, fast_accum=options.fast_accum)

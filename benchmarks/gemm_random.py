@@ -157,7 +157,7 @@ def fastest(problem: GemmProblem, sets: Sequence[Operands], device: devices.Devi
         race(candidate)
     if not plans:
         raise ValueError("the table has no kernel of this arch")
-    once = {place: burst.time() for place, burst in bursts.items()}
+    once = {place: burst() for place, burst in bursts.items()}
     near = [plans[place].main for place, seconds in once.items() if seconds <= NEAR * min(once.values())]
     for candidate in near:
         for launch in search.launches(candidate):

@@ -134,7 +134,7 @@ class Burst:
         self._graph.replay()
         torch.cuda.synchronize()
 
-    def time(self) -> float:
+    def __call__(self) -> float:
         """Seconds of one call, over one burst."""
         self._graph.replay()
         # An event that a graph records counts as reached until then.
@@ -152,19 +152,21 @@ class Burst:
             torch.cuda.synchronize()
 
 
-def alternated(bursts: Mapping[T, Burst], rounds: int, pause: float = PAUSE_SECONDS) -> dict[T, list[float]]:
-    """Seconds of a call of each side, of every round: one side after the other, with pauses, now the last one first."""
-    times: dict[T, list[float]] = {side: [] for side in bursts}
+def alternated(
+    sides: Mapping[T, Callable[[], float]], rounds: int, pause: float = PAUSE_SECONDS
+) -> dict[T, list[float]]:
+    """The timings of each side, of every round: one side after the other, with pauses, now the last one first."""
+    times: dict[T, list[float]] = {side: [] for side in sides}
     for number in range(rounds):
-        for side in sorted(bursts, reverse=number % 2 == 0):  # type: ignore[type-var]
+        for side in sorted(sides, reverse=number % 2 == 0):  # type: ignore[type-var]
             time.sleep(pause)
-            times[side].append(bursts[side].time())
+            times[side].append(sides[side]())
     return times
 
 
 def fastest_first(bursts: Mapping[T, Burst], first: T | None = None) -> list[T]:
     """Candidates by time: all by one burst, the fastest few, and `first`, again in alternation."""
-    once = {candidate: burst.time() for candidate, burst in bursts.items()}
+    once = {candidate: burst() for candidate, burst in bursts.items()}
     order = sorted(once, key=once.__getitem__)
     finalists = order[:FINALISTS] + [candidate for candidate in order[FINALISTS:] if candidate == first]
     times = alternated({candidate: bursts[candidate] for candidate in finalists}, 3, pause=QUICK_SECONDS)
@@ -201,7 +203,7 @@ def timed(call: Call, sets: Sequence[Any], seconds: float) -> float:
     times = []
     for _ in range(7):
         start = time.perf_counter()
-        times.append(burst.time())
+        times.append(burst())
         time.sleep(min(0.01, time.perf_counter() - start))
     return statistics.median(times)
 

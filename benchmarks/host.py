@@ -8,6 +8,7 @@ The products are small enough that the GPU never makes the host wait. Kernels co
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import os
 import statistics
@@ -125,11 +126,9 @@ def microseconds(call: Call) -> float:
 
 
 def measure(row: Row, rounds: int) -> dict[str, Any]:
-    """The medians of both sides, one after the other in every round, now the one first, now the other."""
-    times: dict[str, list[float]] = {"ours": [], "torch": []}
-    for number in range(rounds):
-        for side in sorted(times, reverse=number % 2 == 0):
-            times[side].append(microseconds(getattr(row, side)))
+    """The medians of both sides, in alternation."""
+    sides = {side: functools.partial(microseconds, getattr(row, side)) for side in ("ours", "torch")}
+    times = harness.alternated(sides, rounds, pause=0.0)
     ours, theirs = statistics.median(times["ours"]), statistics.median(times["torch"])
     return {
         "ours": row.name, "torch": row.torch_name, "us": round(ours, 3), "torch_us": round(theirs, 3),

@@ -92,7 +92,7 @@ def measured(case: Case, sets: list[Operands], keys: list[KernelKey], device: De
     def race(candidate: Any) -> None:
         try:
             calls[candidate] = _planned(from_candidate(problem, candidate, PlanOptions(like=sets[0].a)))
-            found[candidate] = Burst(calls[candidate], sets, QUICK_SECONDS).time()
+            found[candidate] = Burst(calls[candidate], sets, QUICK_SECONDS)()
         except (ac.CutlassError, RuntimeError) as error:
             print(case, candidate.key.name[-90:], error, flush=True)
 
@@ -115,7 +115,7 @@ def measured(case: Case, sets: list[Operands], keys: list[KernelKey], device: De
     seconds = dict(found)
     for candidate in finalists:
         burst = Burst(calls[candidate], sets)
-        seconds[candidate] = statistics.median(burst.time() for _ in range(rounds))
+        seconds[candidate] = statistics.median(burst() for _ in range(rounds))
     longer = statistics.median(seconds[candidate] / found[candidate] for candidate in finalists)
     seconds |= {candidate: taken * longer for candidate, taken in found.items() if candidate not in finalists}
     places = {key: place for place, key in enumerate(keys)}

@@ -43,9 +43,10 @@ from atomr_cutlass.ops.conv2d import plans as conv_plans
 from atomr_cutlass.ops.conv2d.geometry import ConvGeometry, conv_geometry
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.ops.conv2d.problem import ConvProblem
-from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
-from atomr_cutlass.ops.gemm.scaled import Scale, Scales
+from atomr_cutlass.ops.gemm.plans import from_candidate
+from atomr_cutlass.ops.gemm.scaled import NO_SCALES, Scale, Scales
+from atomr_cutlass.ops.gemm.scaled import problem_of as problem_with
 from atomr_cutlass.ops.grouped_gemm import plans as grouped_plans
 from atomr_cutlass.ops.grouped_gemm.kernels import GroupedSearch
 from atomr_cutlass.ops.grouped_gemm.problem import CONTIGUOUS, GroupedProblem, GroupScale
@@ -234,13 +235,13 @@ def plan_of(case: Case, key: KernelKey, device: Device, like: Any = None) -> Pla
         chosen = select.candidate_of(ConvSearch(convolution, device), key)
         return conv_plans.make(convolution, candidate=chosen, like=like)
     problem = GemmProblem(a=a, b=b, c=None, d=d, math=case.key.math, device=device.index)
-    scales = scaled.NO_SCALES
+    scales = NO_SCALES
     if case.scaled:
         both = (Scale(specs[name].shape, specs[name].strides, "vector") for name in ("scale_a", "scale_b"))
         scales = Scales(*both)
-    problem = fused.problem_for(scaled.problem_of(problem, scales), fusion, epilogue_id(case.base, case.program))
-    candidate: Candidate[Any] = select.candidate_of(GemmSearch(problem, device), key)
-    return scaled.from_candidate(candidate, scales, fusion)
+    followed = fused.problem_for(problem_with(problem, scales), fusion, epilogue_id(case.base, case.program))
+    candidate: Candidate[Any] = select.candidate_of(GemmSearch(followed, device), key)
+    return from_candidate(problem, candidate, scales=scales, fusion=fusion)
 
 
 def _grouped_plan(case: Case, key: KernelKey, device: Device, specs: dict[str, MatrixSpec], like: Any) -> Plan:

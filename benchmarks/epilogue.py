@@ -38,8 +38,8 @@ from atomr_cutlass.epilogue import EpilogueVisitorTree, EvtBuilder
 from atomr_cutlass.epilogue import bound as fused
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.epilogue.tree import COLUMN, MASK, MATRIX, ROW, SCALAR, Input
-from atomr_cutlass.ops.gemm import scaled
-from atomr_cutlass.ops.gemm.scaled import Scale, Scales, scale_forms
+from atomr_cutlass.ops.gemm.plans import make
+from atomr_cutlass.ops.gemm.scaled import NO_SCALES, Scale, Scales, scale_forms
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.plan import Plan
 from atomr_cutlass.pipeline.problem import GemmProblem
@@ -310,13 +310,13 @@ def plan_of(case: Case, arrays: Operands) -> Plan:
     problem = GemmProblem(
         a=fp8.spec(arrays.a), b=fp8.spec(arrays.b), c=None, d=fp8.spec(arrays.out), math="default", device=0
     )
-    scales = scaled.NO_SCALES
+    scales = NO_SCALES
     if arrays.scales:
         specs = [fp8.spec(scale) for scale in arrays.scales.values()]
         forms = scale_forms(problem, *specs)
         scales = Scales(*(Scale(spec.shape, spec.strides, form) for spec, form in zip(specs, forms, strict=True)))
     views = {name: operands.as_operand(array) for name, array in {**arrays.inputs, **arrays.outputs}.items()}
-    return scaled.make(problem, scales, fused.fusion_of(case.tree, views), like=arrays.a)
+    return make(problem, scales, fused.fusion_of(case.tree, views), like=arrays.a)
 
 
 def compile_ahead(cases: Sequence[Case], device: devices.Device, jobs: int, mode: str | None) -> None:

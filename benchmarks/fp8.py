@@ -49,9 +49,10 @@ from atomr_cutlass.arrays import operands
 from atomr_cutlass.generator import matrix
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.ops.gemm import scaled
-from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
-from atomr_cutlass.ops.gemm.scaled import Scale, Scales, scale_forms
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.plans import from_candidate
+from atomr_cutlass.ops.gemm.scaled import NO_SCALES, Scale, Scales, scale_forms
+from atomr_cutlass.ops.gemm.scaled import problem_of as problem_with
 from atomr_cutlass.ops.gemm.search import GemmCandidate
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.planning import PlanOptions
@@ -172,7 +173,7 @@ def problem_of(case: Case, arrays: Operands) -> tuple[GemmProblem, Scales | None
     specs = spec(arrays.scale_a), spec(arrays.scale_b)
     forms = scale_forms(problem, *specs)
     scales = Scales(*(Scale(s.shape, s.strides, form) for s, form in zip(specs, forms, strict=True)))
-    return scaled.problem_of(problem, scales), scales
+    return problem_with(problem, scales), scales
 
 
 def our_call(problem: GemmProblem, scales: Scales | None, candidate: GemmCandidate, like: torch.Tensor) -> Call:
@@ -181,11 +182,10 @@ def our_call(problem: GemmProblem, scales: Scales | None, candidate: GemmCandida
     Raises:
         UnsupportedError: the kernel cannot implement the problem.
     """
+    plan = from_candidate(problem, candidate, PlanOptions(like=like), scales or NO_SCALES)
     if scales is None:
-        plan = from_candidate(problem, candidate, PlanOptions(like=like))
         return lambda arrays: plan(arrays.a, arrays.b, out=arrays.out)
-    made = scaled.from_candidate(candidate, scales, how=PlanOptions(like=like))
-    return lambda arrays: made(arrays.a, arrays.b, arrays.scale_a, arrays.scale_b, arrays.out)
+    return lambda arrays: plan(arrays.a, arrays.b, arrays.scale_a, arrays.scale_b, arrays.out)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

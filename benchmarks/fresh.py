@@ -124,7 +124,7 @@ def launch(key: KernelKey, mode: str, steps: Steps) -> None:
     """From nothing on the GPU to the end of the first launch."""
     from atomr_cutlass import _core
     from atomr_cutlass.jit import kernels
-    from atomr_cutlass.ops.gemm.kernels import from_candidate
+    from atomr_cutlass.ops.gemm.plans import from_candidate
     from atomr_cutlass.pipeline import devices
 
     a, b, out = operands_of(key)

@@ -56,7 +56,8 @@ from shapes import CLASSES, MODELS, Shape, draw, purpose, suite
 
 import atomr_cutlass as ac
 from atomr_cutlass.generator.dtypes import CutlassDtype
-from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate, make
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.plans import from_candidate, make
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.plan import Plan
 from atomr_cutlass.pipeline.planning import PlanOptions

@@ -34,7 +34,7 @@ from atomr_cutlass.generator.matrix import cells, expand
 from atomr_cutlass.generator.rules import FEW
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit.toolchain import toolchain
-from atomr_cutlass.ops.gemm.kernels import from_candidate
+from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import devices, table
 
 HERE = Path(__file__).resolve().parent

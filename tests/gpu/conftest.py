@@ -23,12 +23,13 @@ from atomr_cutlass.pipeline.problem import GemmProblem
 COMPILED = "ATOMR_CUTLASS_TEST_JIT" in os.environ
 
 if COMPILED:
-    module: Any = sys.modules["atomr_cutlass.ops.gemm.kernels"]
+    module: Any = sys.modules["atomr_cutlass.ops.gemm.plans"]
     module.prebuilt_from_candidate = module.from_candidate
 
-    def compiled(problem: GemmProblem, candidate: GemmCandidate, *options: Any) -> ac.Plan:
+    def compiled(problem: GemmProblem, candidate: GemmCandidate, *options: Any, **named: Any) -> ac.Plan:
         """The plan of a candidate, its kernel compiled."""
-        made: ac.Plan = module.prebuilt_from_candidate(problem, dataclasses.replace(candidate, info=None), *options)
+        candidate = dataclasses.replace(candidate, info=None)
+        made: ac.Plan = module.prebuilt_from_candidate(problem, candidate, *options, **named)
         return made
 
     module.from_candidate = compiled  # before the tests import it

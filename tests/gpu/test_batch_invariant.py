@@ -13,8 +13,7 @@ import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from atomr_cutlass.ops.gemm import kernels, scaled
-from atomr_cutlass.ops.gemm.operation import plain
+from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.operation import operation_of
 from atomr_cutlass.pipeline.reduction import reduction_of
@@ -206,11 +205,7 @@ def test_kernels_of_one_reduction_agree(torch: Any, name: str) -> None:
         )
     found: dict[Any, dict[Any, list[str]]] = defaultdict(lambda: defaultdict(list))
     for candidate in select.rank(search):
-        problem = candidate.formulation.problem
-        if plain(request):
-            plan = kernels.from_candidate(problem, candidate)
-        else:
-            plan = scaled.from_candidate(candidate, request.scales() or scaled.NO_SCALES, request.fusion())
+        plan = from_candidate(request.problem(0), candidate, scales=request.scales(), fusion=request.fusion())
         inputs = [given[slot] for slot in plan.slots[:-1] if slot in given]
         out = plan(*inputs)
         key, digest = candidate.key, hash(bits(torch, out).cpu().numpy().tobytes())

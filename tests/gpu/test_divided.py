@@ -17,8 +17,8 @@ from atomr_cutlass.generator.epilogue.lower import LINEAR, SCALED
 from atomr_cutlass.generator.families import gemm_sm80, gemm_sm90
 from atomr_cutlass.generator.key import COLUMN
 from atomr_cutlass.generator.matrix import cells
-from atomr_cutlass.ops.gemm import scaled
-from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.candidate import ALONG_N, Candidate
 from atomr_cutlass.pipeline.planning import PlanOptions
@@ -136,9 +136,8 @@ def test_scales_of_rows_and_columns(key: KernelKey) -> None:
         formulation = divided_of(problem, key)
         for slices in (1, 2, 7):
             candidate = Candidate(key, kernel_info(key), 0.0, formulation, slices, 1, ALONG_N)
-            plan = scaled.from_candidate(
-                candidate, scales_of(problem, how), how=PlanOptions(alpha=0.5, beta=-2.0, like=a)
-            )
+            options = PlanOptions(alpha=0.5, beta=-2.0, like=a)
+            plan = from_candidate(problem, candidate, options, scales_of(problem, how))
             plan(a, b, c, how.scale_a, how.scale_b, out.view)
             out.assert_guards()
             assert_scaled(out.view, a, b, c, how, fast=key.math == "fast")

@@ -19,7 +19,8 @@ from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.rules import FP8_TYPES, GEMM_OUTPUTS
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.gemm import reference as gemm_reference
-from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.planning import PlanOptions
 from fp8_matrices import (

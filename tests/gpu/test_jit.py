@@ -27,8 +27,8 @@ from gpu_matrices import D, Guarded, assert_product, fill, placed, problem_of, r
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
-gemm_kernels: Any = sys.modules["atomr_cutlass.ops.gemm.kernels"]
-from_candidate = getattr(gemm_kernels, "prebuilt_from_candidate", gemm_kernels.from_candidate)
+gemm_plans: Any = sys.modules["atomr_cutlass.ops.gemm.plans"]
+from_candidate = getattr(gemm_plans, "prebuilt_from_candidate", gemm_plans.from_candidate)
 
 TABLE = ac.kernels(op="gemm")
 SMALL = ac.GemmRequest(ac.GemmShape(256, 320, 512), dtype=D.F32, precision="ieee")

@@ -14,7 +14,8 @@ from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import has_tree
 from atomr_cutlass.generator.key import COLUMN
 from atomr_cutlass.ops.gemm import reference as gemm_reference
-from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, flipped
 from gpu_matrices import rows_for

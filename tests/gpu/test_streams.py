@@ -13,7 +13,8 @@ import pytest
 import atomr_cutlass as ac
 import gpu_requests
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate, make
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.plans import from_candidate, make
 from atomr_cutlass.pipeline import devices, estimate, select
 from atomr_cutlass.pipeline.operation import planned_operations
 from atomr_cutlass.pipeline.plan import Plan

@@ -19,8 +19,8 @@ from atomr_cutlass.generator.key import ROW, KernelKey
 from atomr_cutlass.ops.conv2d import plans as conv_plans
 from atomr_cutlass.ops.conv2d import validation as conv_validation
 from atomr_cutlass.ops.conv2d.kernels import ConvFormulation
-from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.ops.gemm import validation as gemm_validation
+from atomr_cutlass.ops.gemm.plans import launch_once
 from atomr_cutlass.ops.grouped_gemm import plans as grouped_plans
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.candidate import Candidate
@@ -37,7 +37,7 @@ def _cells(*ops: str) -> list[KernelKey]:
 def test_gemm(key: KernelKey) -> None:
     info, device = every_cell.row_of(key), devices.get(0)
     for epilogue in every_cell.epilogues(key):
-        launch = functools.partial(scaled.launch_once, Candidate(key, info, 0.0, None), epilogue, device)
+        launch = functools.partial(launch_once, Candidate(key, info, 0.0, None), epilogue, device)
         assert validate._differences(key, epilogue, 0, launch, gemm_validation.make_probe) == [], epilogue
     every_cell.right(key, info, "a product and its trees")
 

@@ -19,8 +19,8 @@ from atomr_cutlass import reference
 from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.rules import FP8_TYPES
+from atomr_cutlass.ops.gemm import plans, scaled
 from atomr_cutlass.ops.gemm import reference as gemm_reference
-from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.plan import Plan
@@ -290,7 +290,7 @@ def scaled_plan(
     problem = problem_of(a, b, d, c, "fast" if fast else "default")
     options = {"arch": arch, "alpha": how.alpha, "beta": how.beta, "like": a, "backend": BACKEND}
     try:
-        made = scaled.make(problem, scales_of(problem, how, amax), **options)
+        made = plans.make(problem, scales_of(problem, how, amax), **options)
     except ac.KernelNotFoundError as error:
         lacking(error, arch)
     slots = [a, b, c, how.scale_a, how.scale_b, how.scale_d, amax, d]
@@ -311,6 +311,6 @@ def cell_plan(
     )
     choice = replace(select.candidate_of(GemmSearch(problem, devices.get(0)), key), info=info)
     options = PlanOptions(alpha=how.alpha, beta=how.beta, like=a)
-    made = scaled.from_candidate(choice, scales_of(problem, how, amax), None, options)
+    made = plans.from_candidate(problem, choice, options, scales_of(problem, how, amax))
     slots = [a, b, how.scale_a, how.scale_b, how.scale_d, amax, d]
     return made, [array for array in slots if array is not None]

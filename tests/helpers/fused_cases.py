@@ -23,7 +23,8 @@ from atomr_cutlass.generator.epilogue.common import bias_and_activation, quantiz
 from atomr_cutlass.generator.epilogue.lower import COMMON, LINEAR, SCALED_COMMON, epilogue_id, swapped, with_source
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import with_epilogue
-from atomr_cutlass.ops.gemm import scaled
+from atomr_cutlass.ops.gemm import function as gemm_function
+from atomr_cutlass.ops.gemm import plans
 from atomr_cutlass.pipeline import verify
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.operation import operation_of
@@ -213,7 +214,7 @@ def case_factors_are_loaded_as_scales() -> None:
     tree = EvtBuilder().binary("multiply", "columns", "row").build()
     a, b, d = (MatrixSpec(shape, (shape[1], 1), D.F32) for shape in ((12, 8), (8, 20), (12, 20)))
     problem, fusion = GemmProblem(a, b, None, d, "tf32", 0), fusion_of(tree, {"columns": operand(columns)})
-    refused(ac.KernelNotFoundError, "in no preset", lambda: scaled.make(problem, fusion=fusion, backend="prebuilt"))
+    refused(ac.KernelNotFoundError, "in no preset", lambda: plans.make(problem, fusion=fusion, backend="prebuilt"))
 
 
 def case_what_nobody_reads_is_reduced_beside_a_result() -> None:
@@ -356,10 +357,10 @@ def case_actors_serve_them() -> None:
 
 def case_gemm_takes_kept_plans() -> None:
     made = []
-    make = scaled.make
+    make = plans.make
     how: dict[str, Any] = {"precision": "tf32", "stream": 0}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scaled, "make", lambda *given, **options: made.append(0) or make(*given, **options))
+        patch.setattr(gemm_function, "make", lambda *given, **options: made.append(0) or make(*given, **options))
         kept_plans.clear()
         for alpha in (1.0, 2.0, 2):
             given = arrays_of(REQUESTS[2])

@@ -25,7 +25,8 @@ from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.families import gemm_few_sm90
 from atomr_cutlass.generator.rules import FEW
 from atomr_cutlass.ops.gemm import reference as gemm_reference
-from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import devices, select, table
 from atomr_cutlass.pipeline.planning import PlanOptions
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec

@@ -16,7 +16,7 @@ from atomr_cutlass import reference
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.arrays.numerics import to_float64
 from atomr_cutlass.generator.epilogue.tree import MASK, RESULT
-from atomr_cutlass.ops.gemm import scaled
+from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.plan import Plan
 from atomr_cutlass.pipeline.planning import PlanOptions
@@ -159,7 +159,7 @@ def plan_of(case: Case, like: Any = None) -> Plan:
     """A plan of the case's kernel; it takes `Arrays.in_order`."""
     candidate = case.candidate(devices.get(0))
     options = PlanOptions(alpha=case.alpha, beta=case.beta, like=like)
-    return scaled.from_candidate(candidate, scaled.NO_SCALES, case.fusion, options)
+    return from_candidate(case.problem, candidate, options, fusion=case.fusion)
 
 
 def assert_right(case: Case, values: Mapping[str, Array], results: Mapping[str, Array]) -> None:

@@ -19,8 +19,9 @@ from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.ops.conv2d.geometry import FPROP, conv_geometry
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.ops.conv2d.problem import ConvProblem
-from atomr_cutlass.ops.gemm import divided, kernels
-from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate
+from atomr_cutlass.ops.gemm import divided, plans
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import devices, estimate, planning, select
 from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.plan import NO_PRODUCT, PRODUCT, Steps
@@ -200,7 +201,7 @@ def test_on_other_archs_slices_of_f32_take_turns() -> None:
 @pytest.mark.parametrize(("dtype", "size"), [(D.F32, 4), (D.F64, 8)])
 def test_their_slices_take_as_many_bytes(monkeypatch: pytest.MonkeyPatch, dtype: D, size: int) -> None:
     fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM90A]))
-    monkeypatch.setattr(kernels, "Steps", Noted)
+    monkeypatch.setattr(plans, "Steps", Noted)
     monkeypatch.setattr(devices, "get", lambda _: H200)
     problem = dense(24, 1240, 16352, "rcr", dtype, math="ieee" if dtype is D.F32 else "default")
     candidate = first_divided(problem)
@@ -214,7 +215,7 @@ def test_slices_of_an_odd_number_of_results_begin_at_whole_vectors(
     monkeypatch: pytest.MonkeyPatch, dtype: D, vector: int
 ) -> None:
     fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM90A]))
-    monkeypatch.setattr(kernels, "Steps", Noted)
+    monkeypatch.setattr(plans, "Steps", Noted)
     monkeypatch.setattr(devices, "get", lambda _: H200)
     for m, n, stride in ((1, 1, vector), (33, 7, 232), (129, 33, 4260 if dtype is D.F32 else 4258)):
         problem = dense(m, n, 16353, "rcr", dtype, math="ieee" if dtype is D.F32 else "default")
@@ -243,7 +244,7 @@ def test_a_limit_of_workspace_takes_a_kernel_that_needs_no_adder(monkeypatch: py
 
 def test_the_adder_is_had_as_the_plan_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """`jit=` of a call counts before the environment for helpers too."""
-    monkeypatch.setattr(kernels, "Steps", Noted)
+    monkeypatch.setattr(plans, "Steps", Noted)
     monkeypatch.setenv("ATOMR_CUTLASS_JIT", "off")
     fake_table.install(monkeypatch, [])
     problem = dense(264, 656, 16352)
@@ -275,7 +276,7 @@ class Noted(Steps):
 @pytest.mark.parametrize("layouts", ["rcr", "rrr", "rcc"])
 def test_launches(monkeypatch: pytest.MonkeyPatch, layouts: str) -> None:
     fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM90A]))
-    monkeypatch.setattr(kernels, "Steps", Noted)
+    monkeypatch.setattr(plans, "Steps", Noted)
     monkeypatch.setattr(devices, "get", lambda _: H200)
     problem = dense(264, 656, 16352, layouts, c=True)
     candidate = first_divided(problem)

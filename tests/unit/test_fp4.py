@@ -292,7 +292,6 @@ def test_fp4_is_of_blackwell() -> None:
 def test_problem_and_scales_of_a_request(scaling: str) -> None:
     request = _request(scaling=scaling)
     scales = request.scales()
-    assert scales is not None
     what = problem_of(request.problem(0), scales)
     vector = {"nvfp4": 16, "mxfp4": 32}[scaling]
     assert (what.m, what.n, what.k) == (256, 512, 1024)
@@ -394,7 +393,6 @@ def test_older_gpus_are_told_what_serves_them(monkeypatch: pytest.MonkeyPatch) -
     fake_table.install(monkeypatch, fake_table.rows_of("full", [SmArch.SM80, SmArch.SM90A]))
     request = _request(arch=None)
     scales = request.scales()
-    assert scales is not None
     what = problem_of(request.problem(0), scales)
     for device, arch in ((fake_table.H200, "sm_90a"), (fake_table.A100, "sm_80"), (fake_table.ADA, "sm_89")):
         with pytest.raises(UnsupportedError, match=f"no kernel multiplies fp4 on {arch}: .*dequantize"):

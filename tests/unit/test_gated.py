@@ -86,7 +86,7 @@ def _asked(monkeypatch: pytest.MonkeyPatch, **scales: np.ndarray) -> tuple[GemmP
     """What a kernel would be asked for; of fp8 (3, 256) by (256, 10)."""
     x, w = (np.ones((rows, 256), np.float32).astype(ml_dtypes.float8_e4m3fn) for rows in (3, 10))
     out = np.zeros((3, 8), np.float16)[:, :5]
-    monkeypatch.setattr(scaled, "make", lambda what, scales, **_: (what, scales))
+    monkeypatch.setattr(gated, "make", lambda what, scales, **_: (what, scales))
     given = Call(gated._parse, {"a": x, "b": w.T, **scales}, out, CallOptions(activation="silu"))
     views = {name: operands.as_operand(array) for name, array in {**given.arrays, "out": out}.items()}
     return gated._parse(given).plan(views, like=None, stream=0)  # type: ignore[return-value]

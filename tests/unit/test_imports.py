@@ -36,14 +36,14 @@ LAYERS = (
      "ops.gated_gemm.reference", "ops.gemm.reference", "ops.quantize.formats", "pipeline.operation",
      "pipeline.pack_build", "pipeline.select",
      "reference.tree_error"),
-    ("cli.options", "epilogue.groups", "epilogue.results", "epilogue.validate", "ops.gemm.divided",
+    ("cli.options", "epilogue.groups", "epilogue.results", "epilogue.validate", "ops.gemm.divided", "ops.gemm.scaled",
      "ops.gemm.search", "ops.gemm.transposed", "ops.grouped_gemm.kernels", "ops.grouped_gemm.reference",
      "ops.quantize.operation", "pipeline.bindings", "pipeline.explanation", "pipeline.invocation", "pipeline.pack_nvcc",
      "pipeline.planning", "pipeline.probe", "pipeline.profiler_csv", "reference"),
     ("cli.cache", "cli.epilogue", "cli.installed", "cli.packs", "epilogue.bind", "ops.conv2d.validation",
      "ops.gemm.kernels", "ops.gemm.validation", "ops.gemv.problem", "ops.grouped_gemm.arguments",
      "ops.request", "pipeline.call", "pipeline.planner", "serving.in_flight", "serving.messages"),
-    ("ops.conv2d.kernels", "ops.gemm.scaled", "ops.gemv.validation", "ops.grouped_gemm.plans", "ops.product",
+    ("ops.conv2d.kernels", "ops.gemm.plans", "ops.gemv.validation", "ops.grouped_gemm.plans", "ops.product",
      "ops.quantize.function", "pipeline.verify", "serving.mailbox"),
     ("cli.requests", "ops.conv2d.plans", "ops.gated_gemm.problem", "ops.gemm.arguments", "ops.gemm.request",
      "ops.grouped_gemm.function", "ops.gemv.kernels", "ops.matmul", "pipeline.tune", "serving.actor"),
@@ -329,7 +329,7 @@ DEFERRED = {
 
 def test_importing_loads_what_gemm_needs_and_no_more() -> None:
     loaded = {str(name) for name in _import_in_a_new_process()["modules"]}  # type: ignore[attr-defined]
-    assert {"atomr_cutlass.ops.gemm.function", "atomr_cutlass.ops.gemm.scaled"} <= loaded
+    assert {"atomr_cutlass.ops.gemm.function", "atomr_cutlass.ops.gemm.plans"} <= loaded
     assert loaded & {f"atomr_cutlass.{name}" for name in DEFERRED} == set()
     # Of the standard library, what takes milliseconds and only builds and compilation need; NumPy may load some of it.
     already = _python("import json, sys, numpy; print(*sys.modules)").split()

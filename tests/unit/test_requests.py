@@ -14,7 +14,7 @@ from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.generator.matrix import ARCHS, cells, is_fp8_supported, is_supported_for
 from atomr_cutlass.generator.rules import FEW
 from atomr_cutlass.ops.conv2d.request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvShape, ConvWgradRequest
-from atomr_cutlass.ops.gemm.operation import plain
+from atomr_cutlass.ops.gemm.plans import is_plain
 from atomr_cutlass.ops.grouped_gemm.request import GroupedGemmRequest, GroupedGemmShape
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.operation import operation_of
@@ -292,7 +292,7 @@ def test_without_an_epilogue_there_is_no_fusion() -> None:
     for epilogue in (GemmEpilogue(), GemmEpilogue(alpha=2.0, beta=1.0)):
         request = dataclasses.replace(REQUEST, epilogue=epilogue)
         assert request.fusion() is request.tree is None
-        assert plain(request)
+        assert is_plain(request.problem(0), request.scales(), request.fusion())
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_bias_and_activation_are_a_tree(epilogue: GemmEpilogue, program: str) ->
     request = dataclasses.replace(REQUEST, epilogue=epilogue)
     assert request.tree is not None
     assert request.tree.program == program
-    assert not plain(request)
+    assert not is_plain(request.problem(0), request.scales(), request.fusion())
     names = ["a", "b", *(["c"] if epilogue.beta else []), *(["bias"] if epilogue.bias else []), "out"]
     assert [slot.name for slot in operation_of(request).operands(request)] == names
 

@@ -18,7 +18,7 @@ from atomr_cutlass.epilogue.results import MatrixResult
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.jit import kernels
-from atomr_cutlass.ops.gemm import scaled
+from atomr_cutlass.ops.gemm import plans, scaled
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.scaled import Scale, Scales, scale_forms
 from atomr_cutlass.pipeline import select
@@ -163,12 +163,12 @@ def test_what_are_block_scales() -> None:
 @pytest.mark.parametrize("extents", [(0, 300, 128), (65, 0, 128)])
 def test_an_empty_result_has_no_plan(extents: tuple[int, int, int]) -> None:
     with pytest.raises(UnsupportedError, match="is empty: there is nothing to plan"):
-        scaled.make(_problem(*extents), Scales(_scale((), "tensor")))
+        plans.make(_problem(*extents), Scales(_scale((), "tensor")))
 
 
 def test_without_k_there_is_nothing_to_scale() -> None:
     with pytest.raises(UnsupportedError, match="K is 0"):
-        scaled.make(_problem(k=0), Scales(_scale((), "tensor")))
+        plans.make(_problem(k=0), Scales(_scale((), "tensor")))
 
 
 def test_problems_of_a_tree() -> None:
@@ -220,8 +220,8 @@ def test_a_problem_that_the_table_serves_goes_before_one_to_be_compiled(monkeypa
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _launches(problem: GemmProblem, scales: Scales) -> list[Any]:
-    return scaled._batches(scales, SimpleNamespace(problem=problem, batches=collapse_batches(problem)))  # type: ignore[arg-type]
+def _launches(problem: GemmProblem, scales: Scales, most: int | None = None) -> list[Any]:
+    return plans._launches(scales, SimpleNamespace(problem=problem, batches=collapse_batches(problem)), most)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (65, 1), (1, 65, 1)])
@@ -229,7 +229,18 @@ def test_batches_that_share_their_scales_are_one_launch(shape: tuple[int, ...]) 
     problem = _problem(batch_a=(7,), batch_b=(7,))
     scales = Scales(a=_scale(shape, "vector" if 65 in shape else "tensor"))
     (launch,) = _launches(problem, scales)
-    assert (launch.count, launch.a, launch.b, launch.d, launch.scale_a, launch.scale_b) == (7, 0, 0, 0, 0, 0)
+    assert (launch.count, launch.offsets, launch.scale_a, launch.scale_b) == (7, (0, 0, 0, 0), 0, 0)
+
+
+def test_a_launch_takes_as_many_batches_as_a_grid() -> None:
+    """Those of a tree's operands too begin where the launch before ended."""
+    tree = EvtBuilder().add_matrix("residual", D.BF16).build()
+    problem = _problem(65, 300, 128, batch_a=(7,))
+    fusion = MatrixResult(problem.d.shape).dense(tree, problem.d)
+    *_, problem = scaled.rewritten(problem, scaled.NO_SCALES, fusion)
+    launches = _launches(problem, scaled.NO_SCALES, 3)
+    starts = [(0, 0, 0, 0, 0)] + [(n * 65 * 128, 0, *(n * 65 * 300,) * 3) for n in (3, 6)]
+    assert [(launch.count, launch.offsets) for launch in launches] == list(zip((3, 3, 1), starts, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -269,9 +280,9 @@ def test_batches_with_scales_of_their_own(
 
     launches = _launches(problem, scales)
     assert [launch.count for launch in launches] == [1] * int(np.prod(batch))
-    assert [launch.a for launch in launches] == firsts((*batch_a, m, k))
-    assert [launch.b for launch in launches] == firsts((*batch_b, n, k))
-    assert [launch.d for launch in launches] == firsts((*batch, m, n))
+    assert [launch.offsets[0] for launch in launches] == firsts((*batch_a, m, k))
+    assert [launch.offsets[1] for launch in launches] == firsts((*batch_b, n, k))
+    assert [launch.offsets[3] for launch in launches] == firsts((*batch, m, n))
     assert [launch.scale_a for launch in launches] == firsts((*scales_a, *shape_a))
     assert [launch.scale_b for launch in launches] == firsts((*scales_b, *shape_b))
 

@@ -14,7 +14,8 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, UnsupportedError, _core
 from atomr_cutlass.generator.families.transpose import transpose
 from atomr_cutlass.generator.matrix import cells, supports
-from atomr_cutlass.ops.gemm.kernels import GemmSearch, from_candidate, make
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.plans import from_candidate, make
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.planning import PlanOptions
 from atomr_cutlass.pipeline.problem import GemmProblem

@@ -144,6 +144,18 @@ def broadcast_to(spec: MatrixSpec, batches: tuple[int, ...], name: str) -> Matri
     return MatrixSpec(batches + spec.shape[-2:], strides + spec.strides[-2:], spec.dtype, spec.alignment)
 
 
+def over_batches(problem: GemmProblem) -> list[MatrixSpec]:
+    """A, B, C (D where there is none), D and the operands of a tree, each with the batch dimensions of D.
+
+    Raises:
+        InvalidOperandError: batch dimensions of one do not broadcast to them.
+    """
+    batches = problem.d.shape[:-2]
+    named = [(problem.a, "a"), (problem.b, "b"), (problem.c or problem.d, "c"), (problem.d, "out")]
+    named += [(spec, "an operand of the epilogue") for spec in problem.operands]
+    return [spec if len(spec.shape) == 2 and not batches else broadcast_to(spec, batches, name) for spec, name in named]
+
+
 def views(spec: MatrixSpec, name: str) -> list[View]:
     """The ways to read the matrices of a spec: usually one, more where an extent of 1 leaves a stride open.
 
@@ -191,19 +203,11 @@ def collapse_batches(problem: GemmProblem) -> Batches:
     Raises:
         UnsupportedError: that would take more than MAX_OUTER launches.
     """
-    batches = problem.d.shape[:-2]
-    matrices = (problem.a, problem.b, problem.c or problem.d, problem.d, *problem.operands)
-    if all(len(spec.shape) == 2 for spec in matrices):
-        zeros = (0,) * len(matrices)
+    batches, specs = problem.d.shape[:-2], over_batches(problem)
+    if not batches:
+        zeros = (0,) * len(specs)
         return Batches(1, zeros, (zeros,))
-    named = [(problem.a, "a"), (problem.b, "b"), (problem.c or problem.d, "c"), (problem.d, "out")]
-    named += [(spec, "an operand of the epilogue") for spec in problem.operands]
-    specs = [broadcast_to(spec, batches, name) for spec, name in named]
-    dims = [
-        (extent, tuple(spec.strides[i] for spec in specs))
-        for i, extent in enumerate(problem.d.shape[:-2])
-        if extent != 1
-    ]
+    dims = [(extent, tuple(spec.strides[i] for spec in specs)) for i, extent in enumerate(batches) if extent != 1]
     count, strides = 1, (0,) * len(specs)
     while dims:
         extent, outer = dims[-1]

@@ -23,7 +23,7 @@ from ...pipeline.plan import Address, Plan, Steps, bytes_of
 from ...pipeline.planning import DEFAULT_OPTIONS, PlanOptions, plan_with, planned
 from ...pipeline.problem import MatrixSpec
 from ..gemm.kernels import product_args
-from ..gemm.scaled import clears_masks, validated
+from ..gemm.plans import clears_masks, validated
 from .kernels import CastSearch, ConvFormulation, ConvSearch
 from .problem import ConvProblem
 from .support import CAST_ALIGNMENT, key_bytes
@@ -47,7 +47,7 @@ def make(
         options: those of `PlanOptions`.
 
     Raises:
-        UnsupportedError, KernelNotFoundError: as `gemm.kernels.make`.
+        UnsupportedError, KernelNotFoundError: as `gemm.plans.make`.
     """
     how = PlanOptions(**options)
     device = devices.get(problem.device)
@@ -81,7 +81,7 @@ def launch_once(
     fusion: Fusion,
     views: Mapping[str, _core.Operand],
 ) -> None:
-    """Launches a kernel for a convolution of `a` and `b` to `out`; arguments as of `gemm.scaled.launch_once`."""
+    """Launches a kernel for a convolution of `a` and `b` to `out`; arguments as of `gemm.plans.launch_once`."""
     key = candidate.key
     number = source_number(epilogue if is_common(key.epilogue) else key.epilogue)
     source = None if number is None else convolution.d

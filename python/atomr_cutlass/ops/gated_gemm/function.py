@@ -25,8 +25,9 @@ from ...pipeline.invocation import Call, Invocation, Result
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec, broadcast_batches
 from ..gemm import reference as gemm_reference
-from ..gemm import scaled
 from ..gemm.arguments import check_single, problem_of, scales_of
+from ..gemm.plans import make
+from ..gemm.scaled import PER_PAIR
 from .problem import OP, check, gated
 from .reference import gate
 
@@ -136,12 +137,12 @@ class _GatedGemm(Invocation):
         if d.strides[-1] != 1 and d.shape[-1] > 1:
             raise UnsupportedError(f"out has strides {d.strides}: gated kernels write rows that are contiguous")
         # The kernel's tiles cover the product, as if D were as wide.
-        strides = (*(scaled.PER_PAIR * stride for stride in d.strides[:-1]), 1)
-        product = MatrixSpec((*d.shape[:-1], scaled.PER_PAIR * d.shape[-1]), strides, d.dtype)
+        strides = (*(PER_PAIR * stride for stride in d.strides[:-1]), 1)
+        product = MatrixSpec((*d.shape[:-1], PER_PAIR * d.shape[-1]), strides, d.dtype)
         problem = dataclasses.replace(problem, d=product)
         scales = scales_of(problem, views)
         problem = gated(problem, scales, self.call.options.activation)
-        return scaled.make(problem, scales, like=like, stream=stream, **self.call.planning)
+        return make(problem, scales, like=like, stream=stream, **self.call.planning)
 
     def uploaded(self) -> dict[str, _core.Operand]:
         arrays = {name: operands.to_numpy(view) for name, view in self.inputs.items()}

@@ -11,7 +11,7 @@ from ...errors import InvalidOperandError, UnsupportedError
 from ...pipeline.call_options import documented
 from ...pipeline.problem import GemmProblem
 from ..gemm.request import GemmLayout, GemmRequest
-from ..gemm.scaled import NO_SCALES, PER_PAIR, Scales
+from ..gemm.scaled import PER_PAIR, Scales
 from ..request import GemmEpilogue
 from .problem import OP, REFUSES, check, gated
 
@@ -59,12 +59,11 @@ class GatedGemmRequest(GemmRequest):
 
     def problem(self, device: int) -> GemmProblem:
         """The product on the GPU of this index, its gate as the epilogue; D is as wide as B."""
-        return gated(super().problem(device), self.scales() or NO_SCALES, self.epilogue.activation)
+        return gated(super().problem(device), self.scales(), self.epilogue.activation)
 
-    def scales(self) -> Scales | None:
-        """The scales that a plan is called with, dense, without amax; None for none."""
-        scales = super().scales()
-        return None if scales is None else dataclasses.replace(scales, amax=None)
+    def scales(self) -> Scales:
+        """The scales that a plan is called with, dense, without amax."""
+        return dataclasses.replace(super().scales(), amax=None)
 
     def fusion(self) -> None:
         """None: the epilogue of `problem` has the gate, which has no arrays."""

@@ -92,7 +92,7 @@ def add_steps(
         steps: of the plan.
         whole: the problem as the caller has it.
         candidate: the kernel, with its slices.
-        args: its arguments but for addresses and scalars.
+        args: its arguments; those of addresses and scalars are set here.
         addresses: of a, b, c where there may be one, and out.
         adder: the kernel that adds up.
         unmultiplied: whether there are calls whose alpha is 0.
@@ -104,10 +104,13 @@ def add_steps(
     first, second = (b, a) if formulation.swapped else (a, b)
     steps.launch(
         candidate,
-        args | {"batch": 1, "a": first, "b": second, "d": sliced, "alpha": 1.0, "beta": 0.0, "batch_stride_d": stride},
+        args | {
+            "batch": 1, "a": first, "b": second, "c": None, "d": sliced, "alpha": 1.0, "beta": 0.0,
+            "batch_stride_d": stride,
+        },
         main=True,
         when=PRODUCT,
-    )
+    )  # fmt: skip
     result = {"count": count, "slice_stride": stride, "c": c, "d": out, "alpha": "alpha", "beta": "beta"}
     steps.launch(adder, result | {"slices": candidate.split_k, "a": sliced}, when=PRODUCT)
     if unmultiplied:

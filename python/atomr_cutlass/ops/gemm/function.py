@@ -26,9 +26,8 @@ from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.invocation import Call, Result
 from ...pipeline.plan import Plan
 from ..product import Product
-from . import scaled
 from .arguments import SCALES, Operation, check_single, operation_of, problem_of, scales_of
-from .kernels import make
+from .plans import make
 
 if TYPE_CHECKING:
     from ...epilogue.bind import BoundEpilogue
@@ -149,14 +148,10 @@ class _Gemm(Product):
         problem = problem_of({**own, RESULT: views[RESULT]}, self.math)
         if self.epilogue is None and self.call.scalars[0] == 0:
             own = self._unscaled(own)
-        scales = scales_of(problem, own)
-        how: dict[str, Any] = {"like": like, "stream": stream, **self.call.planning}
-        if self.epilogue is not None:
-            return scaled.make(problem, scales, self.epilogue.fusion(views), **how)
-        if scales != scaled.NO_SCALES:
-            return scaled.make(problem, scales, **how)
+        fusion = None if self.epilogue is None else self.epilogue.fusion(views)
         alpha, beta = self.call.scalars
-        return make(problem, alpha=alpha, beta=beta, of_call=True, **how)
+        how: dict[str, Any] = {"alpha": alpha, "beta": beta, "of_call": True, **self.call.planning}
+        return make(problem, scales_of(problem, own), fusion, like=like, stream=stream, **how)
 
     def _unscaled(self, own: dict[str, _core.Operand]) -> dict[str, _core.Operand]:
         """BLAS: with an alpha of 0, A and B are not read, and so neither are their scales."""

@@ -1,4 +1,4 @@
-"""Kernels of GEMM: which serve a problem, their cost, and plans of plain ones."""
+"""Kernels of GEMM: which serve a problem, their cost and arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from ...arrays import fp4
 from ...errors import CutlassError, KernelNotFoundError, UnsupportedError
 from ...generator.archs import SmArch
-from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue import lower
 from ...generator.families import gemm_sm80, gemm_sm90
 from ...generator.families.base import DEFAULT
@@ -18,29 +17,12 @@ from ...generator.matrix import cells
 from ...generator.rules import NOT_GATED, Status, gemm_types, no, supports_layouts, supports_tree
 from ...pipeline import devices, estimate, select
 from ...pipeline.candidate import Candidate
-from ...pipeline.devices import Device
-from ...pipeline.plan import (
-    ALWAYS,
-    NO_PRODUCT,
-    PRODUCT,
-    Address,
-    Plan,
-    Steps,
-    moved,
-    settled,
-)  # fmt: skip
-from ...pipeline.planning import DEFAULT_OPTIONS, PlanOptions, planned
-from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, flipped, round_up
+from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, flipped
 from ...pipeline.search import KernelSearch
 from . import divided, transposed
 from .search import GemmCandidate, ProductSearch, cells_of
 
 OP = "gemm"
-
-A_SETTLED, B_SETTLED = 1, 2  # kernel_abi.h
-
-GRID_BATCHES = 65535
-"""Batches that one launch of the sm80 generation takes: the z extent of a CUDA grid."""
 
 _UNDIVIDED = no("it divides K into no slices side by side")
 _NO_SLICES = no("no slices of K fill the GPU", 9)
@@ -203,46 +185,6 @@ def _tree_refusal(problem: GemmProblem, possible: Sequence[GemmFormulation]) -> 
     return supports_tree(program, problem.acc, problem.d.dtype).reason
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Plans of plain GEMM
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def make(problem: GemmProblem, **options: Any) -> Plan:
-    """The plan for a problem.
-
-    Args:
-        problem: the product.
-        options: those of `PlanOptions`.
-
-    Raises:
-        UnsupportedError: no kernel of the matrix serves it, or every one needs more workspace, or one must be compiled
-            and the stream is being captured.
-        KernelNotFoundError: one serves it, but the table lacks it and it must not be compiled.
-    """
-    how = PlanOptions(**options)
-    search = search_for(problem, None, how.arch, batch_invariant=how.batch_invariant)
-
-    def build(candidate: GemmCandidate, how: PlanOptions) -> Plan:
-        return from_candidate(problem, candidate, how)
-
-    return planned(search, build, how)
-
-
-def search_for(
-    problem: GemmProblem, device: Device | None, arch: SmArch | None, *, batch_invariant: bool = False
-) -> GemmSearch:
-    """The kernels for a problem, on its GPU where no other device is given.
-
-    Raises:
-        UnsupportedError: the result has no elements.
-    """
-    if 0 in (problem.m, problem.n, problem.batch):
-        raise UnsupportedError(f"a result of shape {problem.d.shape} is empty: there is nothing to plan")
-    device = device or devices.get(problem.device)
-    return GemmSearch(nonempty(problem), device, arch, batch_invariant=batch_invariant)
-
-
 def nonempty(problem: GemmProblem) -> GemmProblem:
     """The problem itself, or with K = 0 one that any kernel of its types can read: its operands are never touched."""
     if problem.k != 0:
@@ -251,64 +193,6 @@ def nonempty(problem: GemmProblem) -> GemmProblem:
     a = MatrixSpec((problem.m, wide), (wide, 1), problem.a.dtype)
     b = MatrixSpec((wide, problem.n), (1, wide), problem.b.dtype)
     return dataclasses.replace(problem, a=a, b=b)
-
-
-def from_candidate(problem: GemmProblem, candidate: GemmCandidate, how: PlanOptions = DEFAULT_OPTIONS) -> Plan:
-    """The plan for a problem with this kernel, which need not be the best one."""
-    key, formulation = candidate.key, candidate.formulation
-    align_a, align_b = transposed.alignments(key, formulation)
-    steps = Steps(problem.device, how.stream)
-    a = steps.matrix("a", problem.a, align_a)
-    b = steps.matrix("b", problem.b, align_b)
-    c: Address | None = None
-    align_d = divided.alignment(candidate, problem.d.dtype)
-    if problem.c is not None or not how.of_call:
-        c = steps.matrix("c", problem.c or problem.d, align_d, "source" if how.of_call else "optional source")
-    d = steps.matrix("out", problem.d, align_d, "output")
-    unmultiplied = how.alpha == 0 or not how.of_call
-    copies = transposed.Copies(steps, formulation, backend=how.backend, jit=how.jit)
-    if formulation.divided:
-        adder = divided.adder(problem, backend=how.backend, jit=how.jit)
-        divided.add_steps(
-            steps, problem, candidate, product_args(formulation, candidate), (*copies.of(a, b, 1), c, d), adder,
-            unmultiplied=unmultiplied,
-        )  # fmt: skip
-        return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta)
-    settled_b = 0 if formulation.copied else settled(b, A_SETTLED if formulation.swapped else B_SETTLED)
-    per_launch = min(formulation.batch, GRID_BATCHES) if key.generation == "sm80" else formulation.batch
-    launches = [
-        (count, (moved(a, at_a, problem.a.dtype), moved(b, at_b, problem.b.dtype)),
-         {"c": c and moved(c, at_c, problem.d.dtype), "d": moved(d, at_d, problem.d.dtype)})
-        for at_a, at_b, at_c, at_d, count in _launches(candidate, per_launch)
-    ]  # fmt: skip
-    common = product_args(formulation, candidate) | {"alpha": "alpha", "beta": "beta"}
-    if problem.k != 0:
-        for count, operands, others in launches:
-            first, second = copies.of(*operands, count)
-            if formulation.swapped:
-                first, second = second, first
-            args = common | others | {"batch": count, "a": first, "b": second, "settled": settled_b}
-            steps.launch(candidate, args, main=formulation.copied is not None, when=PRODUCT)
-    if problem.k == 0 or unmultiplied:
-        nothing, size = _null_product(candidate)
-        zeros = steps.zeros(size)
-        for count, _, others in launches:
-            args = common | nothing | others | {"batch": count, "a": zeros, "b": zeros}
-            steps.launch(candidate, args, when=NO_PRODUCT if problem.k != 0 else ALWAYS)
-    return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta, integral=key.acc is CutlassDtype.I32)
-
-
-def _null_product(candidate: GemmCandidate) -> tuple[dict[str, Any], int]:
-    """The arguments of a product of zeros, which stands in for one that is not to be read, and the bytes of them."""
-    key, formulation = candidate.key, candidate.formulation
-    k = 128 // key.a.bits
-    lda = k if key.layout_a == ROW else _padded(formulation.m, key.a)
-    ldb = _padded(formulation.n, key.b) if key.layout_b == ROW else k
-    elements = max(
-        lda * (formulation.m if key.layout_a == ROW else k), ldb * (k if key.layout_b == ROW else formulation.n)
-    )
-    args = {"alpha": 0.0, "k": k, "lda": lda, "ldb": ldb, "batch_stride_a": 0, "batch_stride_b": 0}
-    return args, elements * key.a.bits // 8
 
 
 def product_args(formulation: GemmFormulation, candidate: Candidate[Any]) -> dict[str, int]:
@@ -320,20 +204,3 @@ def product_args(formulation: GemmFormulation, candidate: Candidate[Any]) -> dic
         "batch_stride_c": strides[2], "batch_stride_d": strides[3], "split_k": candidate.split_k,
         "swizzle": candidate.swizzle, "raster": candidate.raster, "width": candidate.width,
     }  # fmt: skip
-
-
-def _launches(candidate: GemmCandidate, per_launch: int) -> list[tuple[int, ...]]:
-    """Offsets of each launch's operands from the caller's, in elements, and its number of batches."""
-    batches = candidate.formulation.batches
-    return [
-        (
-            *(offset + start * stride for offset, stride in zip(outer, batches.strides, strict=True)),
-            min(per_launch, batches.count - start),
-        )
-        for outer in batches.offsets
-        for start in (per_launch * number for number in range(-(-batches.count // per_launch)))
-    ]
-
-
-def _padded(extent: int, dtype: CutlassDtype) -> int:
-    return round_up(extent, 128 // dtype.bits)

@@ -22,17 +22,12 @@ from ...pipeline.problem import MatrixSpec
 from ...pipeline.reduction import is_batch_invariant
 from ...pipeline.request_options import Option, RequestOptions
 from ..request import GemmEpilogue
-from . import scaled
-from .kernels import GemmSearch, make
+from .kernels import GemmSearch
+from .plans import make
 from .request import GemmLayout, GemmRequest, GemmShape
-from .scaled import Scale
+from .scaled import NO_SCALES, Scale
 
 SCALES = ("scale_a", "scale_b", "scale_d", "amax")
-
-
-def plain(request: GemmRequest) -> bool:
-    """Whether the request has no scales, bias, activation and tree."""
-    return request.scales() is None and request.tree is None
 
 
 def refuse_columns(layout: GemmLayout) -> None:
@@ -109,15 +104,14 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         else:
             slots = [OperandSlot("a", (problem.a,)), OperandSlot("b", (problem.b,))]
         slots += [OperandSlot("c", (problem.c,))] if problem.c is not None else []
-        if scales is not None:
-            for name, scale in zip(SCALES, (scales.a, scales.b, scales.d, scales.amax), strict=True):
-                if scale is not None:
-                    element = BYTE if scale.dtype == BYTE else None
-                    slots.append(OperandSlot(name, (_scale_spec(scale),), written=name == "amax", element=element))
+        for name, scale in zip(SCALES, (scales.a, scales.b, scales.d, scales.amax), strict=True):
+            if scale is not None:
+                element = BYTE if scale.dtype == BYTE else None
+                slots.append(OperandSlot(name, (_scale_spec(scale),), written=name == "amax", element=element))
         return (*slots, *epilogue_slots(request.fusion()), OperandSlot("out", (problem.d,), written=True))
 
     def optional_names(self, request: GemmRequest) -> tuple[str, ...]:
-        return ("a", "b", "c", *(SCALES if request.scales() is not None else ()))
+        return ("a", "b", "c", *(SCALES if request.scales() != NO_SCALES else ()))
 
     def request(self, options: RequestOptions) -> GemmRequest:
         batch = options.given("batch")
@@ -134,11 +128,8 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         )
 
     def plan(self, request: GemmRequest, device: int, **options: Any) -> Plan:
-        problem = request.problem(device)
         options["batch_invariant"] = is_batch_invariant(request.batch_invariant)
-        if plain(request):
-            return make(problem, **options)
-        return scaled.make(problem, request.scales() or scaled.NO_SCALES, request.fusion(), **options)
+        return make(request.problem(device), request.scales(), request.fusion(), **options)
 
     def write_empty(self, request: GemmRequest, arrays: Mapping[str, Any], stream: int) -> None:
         if request.tree is not None:

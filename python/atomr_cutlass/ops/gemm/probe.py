@@ -18,6 +18,7 @@ from ..quantize import reference as quantization
 from ..quantize.reference import BLOCK, VECTOR
 from . import reference as gemm_reference
 from .request import GemmRequest
+from .scaled import NO_SCALES
 
 
 def random_fp4(generator: np.random.Generator, request: GemmRequest) -> Arrays:
@@ -85,7 +86,7 @@ class GemmProbe(Probe[GemmRequest]):
         how = self._scaled(part) | {
             "scale_d": scale_d, "out_dtype": self.request.result_dtype, "math": self.request.math
         }  # fmt: skip
-        if self.request.scales() is None:
+        if self.request.scales() == NO_SCALES:
             return gemm_reference.gemm(*self._operands(part), **how)
         expected, amax = gemm_reference.gemm_with_amax(*self._operands(part), **how)
         self.amax = max(self.amax, float(amax.reshape(())))

@@ -26,8 +26,8 @@ from ...pipeline.problem import GemmProblem, MatrixSpec
 from ...pipeline.reduction import is_batch_invariant
 from ..quantize.reference import BLOCK, VECTOR, swizzled_size
 from ..request import OperationRequest, expect_extent, math_of
-from . import kernels, scaled
 from .kernels import GemmSearch
+from .plans import search_for
 from .scaled import NO_SCALES, Scale, Scales
 
 FP8_SCALINGS = (None, "tensor", "vector", "block")
@@ -180,10 +180,10 @@ class GemmRequest(OperationRequest):
             device=device,
         )
 
-    def scales(self) -> Scales | None:
-        """The scales that a plan is called with, dense; None for none."""
+    def scales(self) -> Scales:
+        """The scales that a plan is called with, dense."""
         if self.scaling is None and not self.quantized:
-            return None
+            return NO_SCALES
         shape = self.shape
         kind = fp4.SCALINGS.get(self.scaling or "")
         if kind is not None:
@@ -236,8 +236,6 @@ class GemmRequest(OperationRequest):
 
     def search(self, device: Device) -> GemmSearch:
         """The kernels for the request on a device."""
-        problem, scales, fusion = self.problem(device.index), self.scales(), self.fusion()
         invariant = is_batch_invariant(self.batch_invariant)
-        if scales is None and self.tree is None:
-            return kernels.search_for(problem, device, self.arch, batch_invariant=invariant)
-        return scaled.search_for(problem, scales or NO_SCALES, fusion, device, self.arch, batch_invariant=invariant)
+        problem, scales, fusion = self.problem(device.index), self.scales(), self.fusion()
+        return search_for(problem, scales, fusion, device, self.arch, batch_invariant=invariant)

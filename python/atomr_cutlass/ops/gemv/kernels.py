@@ -58,7 +58,7 @@ def make(problem: GemmProblem, fusion: Fusion | None = None, **options: Any) -> 
         options: those of `PlanOptions`.
 
     Raises:
-        UnsupportedError, KernelNotFoundError: as `gemm.kernels.make`.
+        UnsupportedError, KernelNotFoundError: as `gemm.plans.make`.
     """
     how = PlanOptions(**options)
 

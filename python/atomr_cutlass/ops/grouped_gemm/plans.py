@@ -56,7 +56,7 @@ def make(problem: GroupedProblem, *, candidate: Candidate[GroupedProblem] | None
         options: those of `PlanOptions`.
 
     Raises:
-        UnsupportedError, KernelNotFoundError: as `gemm.kernels.make`.
+        UnsupportedError, KernelNotFoundError: as `gemm.plans.make`.
     """
     how = PlanOptions(**options)
     if problem.empty:

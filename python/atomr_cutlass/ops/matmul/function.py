@@ -33,8 +33,8 @@ from ...pipeline.plan import Plan
 from ...pipeline.problem import GemmProblem
 from ...pipeline.reduction import refuse_sums
 from ..gemm import reference as gemm_reference
-from ..gemm import scaled
-from ..gemm.kernels import make
+from ..gemm.plans import make
+from ..gemm.scaled import NO_SCALES, Scale, Scales
 from .epilogues import ADDED, AMAX, AUX, BIAS, READ, WRITTEN, Form, MatmulEpilogue, tree_of
 from .memory import Views, vector, viewed
 from .request import HeuristicKey, MatmulRequest, Matrices
@@ -174,19 +174,14 @@ class _Matmul(Invocation):
         """The plan of D^T = op(B)^T op(A)^T for views; without scalars it serves calls with any."""
         problem, scales = problem_of(views, self.math), scales_of(views, tree)
         if scalars and scalars[0] == 0 and tree is None and scales.d is None and scales.amax is None:
-            scales = scaled.NO_SCALES  # A and B are not read then, and so neither are their scales
-        how: dict[str, Any] = {
-            "like": like, "stream": stream, "use": use, **self.call.planning
-        }  # fmt: skip
-        plain = tree is None and scales == scaled.NO_SCALES
-        if problem.k == 0 and not plain:
+            scales = NO_SCALES  # A and B are not read then, and so neither are their scales
+        if problem.k == 0 and (tree is not None or scales != NO_SCALES):
             raise UnsupportedError("k is 0: without products GPU kernels compute epilogue DEFAULT without scales only")
+        how: dict[str, Any] = {"like": like, "stream": stream, "use": use, **self.call.planning}
+        if scalars:
+            how |= {"alpha": scalars[0], "beta": scalars[1], "of_call": True}
         try:
-            if plain:
-                if scalars:
-                    how |= {"alpha": scalars[0], "beta": scalars[1], "of_call": True}
-                return make(problem, **how)
-            return scaled.make(problem, scales, None if tree is None else fusion_of(tree, views), **how)
+            return make(problem, scales, None if tree is None else fusion_of(tree, views), **how)
         except (UnsupportedError, KernelNotFoundError) as error:
             raise type(error)(
                 f"{error} (a matmul is put as D^T = op(B)^T op(A)^T: what is called A there is op(B)^T, row-major with "
@@ -254,11 +249,11 @@ def problem_of(views: Mapping[str, _core.Operand], math: str) -> GemmProblem:
     return GemmProblem(a=a, b=b, c=c, d=d, math=math, device=views["a"].device)
 
 
-def scales_of(views: Mapping[str, _core.Operand], tree: EpilogueVisitorTree | None) -> scaled.Scales:
+def scales_of(views: Mapping[str, _core.Operand], tree: EpilogueVisitorTree | None) -> Scales:
     """The scales of that product; a tree has the largest magnitude as an output of its own."""
-    return scaled.Scales(
+    return Scales(
         **{
-            field: scaled.Scale(view.shape, view.strides, "tensor" if len(view.shape) == 1 else "vector")
+            field: Scale(view.shape, view.strides, "tensor" if len(view.shape) == 1 else "vector")
             for field, name in _SCALES.items()
             if (view := views.get(name)) is not None and (name != AMAX or tree is None)
         }

@@ -1,0 +1,338 @@
+"""Plans of GEMM: plain, with scales on the device, with an epilogue tree, with a gate."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ... import _core
+from ...arrays import fp4
+from ...arrays.operands import BYTE
+from ...epilogue import bound as fused
+from ...epilogue.bound import Fusion
+from ...epilogue.fused_operands import FusedOperands
+from ...errors import UnsupportedError
+from ...generator.archs import SmArch
+from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.lower import LINEAR, is_common, is_gated
+from ...generator.key import ROW, KernelKey
+from ...pipeline import devices, reduction, select
+from ...pipeline.candidate import Candidate
+from ...pipeline.devices import Device
+from ...pipeline.plan import ALWAYS, NO_PRODUCT, PRODUCT, Address, Plan, Steps, moved, settled
+from ...pipeline.planning import DEFAULT_OPTIONS, PlanOptions, planned
+from ...pipeline.problem import (
+    MAX_OUTER,
+    GemmFormulation,
+    GemmProblem,
+    MatrixSpec,
+    broadcast_to,
+    over_batches,
+    round_up,
+)
+from . import divided, transposed
+from .kernels import GemmSearch, nonempty, product_args
+from .scaled import NO_SCALES, PER_PAIR, Scale, Scales, result_of, rewritten
+from .search import GemmCandidate
+
+A_SETTLED, B_SETTLED = 1, 2  # kernel_abi.h
+
+GRID_BATCHES = 65535
+"""Batches that one launch of the sm80 generation takes: the z extent of a CUDA grid."""
+
+_ONE_BATCH = dict.fromkeys(("batch_stride_a", "batch_stride_b", "batch_stride_c", "batch_stride_d"), 0)
+
+
+def make(problem: GemmProblem, scales: Scales = NO_SCALES, fusion: Fusion | None = None, **options: Any) -> Plan:
+    """The plan for a GEMM.
+
+    Its slots are a, b and, where there are such, c, scale_a, scale_b, scale_d, amax, the tree's inputs and outputs,
+    then out.
+
+    Args:
+        problem: the product; with a gated epilogue, D as wide as it (see `result_of`).
+        scales: the scales that are arrays.
+        fusion: the tree that follows.
+        options: those of `PlanOptions`.
+
+    Raises:
+        UnsupportedError: no kernel of the matrix serves it, or every one needs more workspace, or one must be compiled
+            and the stream is being captured; or scales are not contiguous.
+        KernelNotFoundError: one serves it, but the table lacks it and it must not be compiled.
+    """
+    how = PlanOptions(**options)
+    for name, scale, along in (("scale_a", scales.a, -2), ("scale_b", scales.b, -1)):
+        if scale is not None and scale.form == "vector" and scale.shape[along] > 1 and scale.strides[along] != 1:
+            raise UnsupportedError(f"{name} has strides {scale.strides}: its elements must be contiguous; copy it")
+    search = search_for(problem, scales, fusion, None, how.arch, batch_invariant=how.batch_invariant)
+
+    def build(candidate: GemmCandidate, how: PlanOptions) -> Plan:
+        return from_candidate(problem, candidate, how, scales, fusion)
+
+    return planned(search, build, how, None if fusion is None else validated)
+
+
+def search_for(
+    problem: GemmProblem,
+    scales: Scales,
+    fusion: Fusion | None,
+    device: Device | None,
+    arch: SmArch | None,
+    *,
+    batch_invariant: bool = False,
+) -> GemmSearch:
+    """The kernels for a problem with its scales and tree, on its GPU where no other device is given.
+
+    Raises:
+        UnsupportedError: an empty result, no products to scale or to give to a tree, or sums over rows that are not to
+            matter.
+    """
+    if 0 in (problem.m, problem.n, problem.batch):
+        raise UnsupportedError(f"a result of shape {problem.d.shape} is empty: there is nothing to plan")
+    if problem.k == 0 and not is_plain(problem, scales, fusion):
+        raise UnsupportedError(
+            "K is 0: fp4 kernels have nothing to multiply; the result is beta * C"
+            if problem.a.dtype is fp4.FP4
+            else "K is 0: there is nothing for scales to multiply or an epilogue to follow; leave them out"
+        )
+    if batch_invariant:
+        reduced = [output.name for output in fusion.tree.outputs if output.reduction] if fusion is not None else []
+        reduction.refuse_sums(["amax"] if scales.amax is not None else reduced)
+    problems = rewritten(nonempty(problem), scales, fusion)
+    return GemmSearch(problems, device or devices.get(problem.device), arch, batch_invariant=batch_invariant)
+
+
+def is_plain(problem: GemmProblem, scales: Scales, fusion: Fusion | None) -> bool:
+    """Whether D is alpha A B + beta C and no more."""
+    return problem.epilogue == LINEAR and scales == NO_SCALES and fusion is None
+
+
+def from_candidate(
+    problem: GemmProblem,
+    candidate: GemmCandidate,
+    how: PlanOptions = DEFAULT_OPTIONS,
+    scales: Scales = NO_SCALES,
+    fusion: Fusion | None = None,
+) -> Plan:
+    """The plan with this kernel, which need not be the best one; see `make`."""
+    key, formulation = candidate.key, candidate.formulation
+    epilogue, plain = formulation.problem.epilogue, is_plain(problem, scales, fusion)
+    steps = Steps(problem.device, how.stream)
+
+    def operand(name: str, spec: MatrixSpec, align: int) -> Address:
+        if spec.dtype is not fp4.FP4:
+            return steps.matrix(name, spec, align)
+        return steps.slot(name, *fp4.packed(spec, name), BYTE, alignment=align * spec.dtype.bits // 8)
+
+    def scale(name: str, spec: Scale | None, role: str = "input") -> Address | None:
+        if spec is None:
+            return None
+        alignment = fp4.SCALE_ALIGNMENT if spec.form == "swizzled" else 4
+        return steps.slot(name, spec.shape, spec.strides, spec.dtype, alignment=alignment, role=role)
+
+    align_a, align_b = transposed.alignments(key, formulation)
+    align_d = divided.alignment(candidate, problem.d.dtype)
+    a, b = operand("a", problem.a, align_a), operand("b", problem.b, align_b)
+    c: Address | None = None
+    if plain and not how.of_call:
+        c = steps.matrix("c", problem.c or problem.d, align_d, "optional source")
+    elif problem.c is not None:
+        c = steps.matrix("c", problem.c, align_d, "source")
+    scale_a, scale_b, scale_d = scale("scale_a", scales.a), scale("scale_b", scales.b), scale("scale_d", scales.d)
+    amax = scale("amax", scales.amax, "output")
+    others = FusedOperands(steps, fusion, epilogue, key, clear_masks=clears_masks(key))
+    if fused.reads_source(epilogue):
+        c = others.source
+    out = steps.matrix("out", result_of(formulation.problem), align_d, "output")
+    if amax is not None:
+        steps.clear(amax, 4)
+
+    copies = transposed.Copies(steps, formulation, backend=how.backend, jit=how.jit)
+    adder = divided.adder(problem, backend=how.backend, jit=how.jit) if formulation.divided else None
+    unmultiplied = how.alpha == 0 or not how.of_call
+    common: dict[str, Any] = dict(product_args(formulation, candidate))
+    narrower = PER_PAIR if is_gated(epilogue) else 1
+    if narrower > 1:
+        common |= {name: common[name] // narrower for name in ("ldd", "batch_stride_d")}
+    common |= {"alpha": "alpha", "beta": "beta", "scale_d": scale_d, "amax": amax}
+    products: list[dict[str, Any]] = []
+    for launch in _launches(scales, formulation, GRID_BATCHES if key.generation == "sm80" else None):
+        at_a, at_b, at_c, at_d, *at_operands = launch.offsets
+        args = common | {
+            "batch": launch.count,
+            "c": c and moved(c, at_c, problem.d.dtype),
+            "d": moved(out, at_d // narrower, problem.d.dtype),
+        }
+        strides = formulation.batches.strides[4:]
+        if launch.count == 1:
+            args, strides = args | _ONE_BATCH, (0,) * len(strides)
+        args |= others.args(strides, tuple(at_operands), swapped=formulation.swapped)
+        products.append(args)
+        if problem.k == 0:
+            continue
+        read = copies.of(moved(a, at_a, problem.a.dtype), moved(b, at_b, problem.b.dtype), launch.count)
+        sides = (read[0], scale_a, launch.scale_a, scales.a), (read[1], scale_b, launch.scale_b, scales.b)
+        first, second = reversed(sides) if formulation.swapped else sides
+        args = _operand_args("a", *first) | _operand_args("b", *second) | args
+        if adder is not None:
+            divided.add_steps(steps, problem, candidate, args, (*read, c, out), adder, unmultiplied=unmultiplied)
+            continue
+        if plain and formulation.copied is None:
+            args["settled"] = settled(b, A_SETTLED if formulation.swapped else B_SETTLED)
+        steps.launch(candidate, args, main=formulation.copied is not None, when=PRODUCT if plain else ALWAYS)
+    if plain and adder is None and (problem.k == 0 or unmultiplied):
+        nothing, size = _null_product(candidate)
+        zeros = steps.zeros(size)
+        for args in products:
+            steps.launch(
+                candidate, args | nothing | {"a": zeros, "b": zeros}, when=NO_PRODUCT if problem.k != 0 else ALWAYS
+            )
+    return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta, integral=plain and key.acc is CutlassDtype.I32)
+
+
+def clears_masks(key: KernelKey) -> bool:
+    """Whether a kernel adds bits to a mask, which is cleared before."""
+    return key.generation in ("sm80", "sm100", "sm120")
+
+
+def _operand_args(
+    letter: str, array: Address, place: Address | None, start: int, scale: Scale | None
+) -> dict[str, Any]:
+    """A kernel's arguments for its A or B: where it is, and its scales, from an element of theirs on."""
+    args: dict[str, Any] = {letter: array}
+    if place is not None and scale is not None:
+        kind, index, offset = place
+        args[f"scale_{letter}"] = (kind, index, offset + start * scale.dtype[1] // 8)
+        args[f"scale_form_{letter}"] = int(scale.form == "vector")
+        if scale.form == "block":
+            along, along_k = (-2, -1) if letter == "a" else (-1, -2)
+            args[f"scale_stride_{letter}"] = scale.strides[along]
+            args[f"scale_k_stride_{letter}"] = scale.strides[along_k]
+    return args
+
+
+def _null_product(candidate: GemmCandidate) -> tuple[dict[str, Any], int]:
+    """The arguments of a product of zeros, which stands in for one that is not to be read, and the bytes of them."""
+    key, formulation = candidate.key, candidate.formulation
+    k = 128 // key.a.bits
+    lda = k if key.layout_a == ROW else _padded(formulation.m, key.a)
+    ldb = _padded(formulation.n, key.b) if key.layout_b == ROW else k
+    elements = max(
+        lda * (formulation.m if key.layout_a == ROW else k), ldb * (k if key.layout_b == ROW else formulation.n)
+    )
+    args = {"alpha": 0.0, "k": k, "lda": lda, "ldb": ldb, "batch_stride_a": 0, "batch_stride_b": 0}
+    return args, elements * key.a.bits // 8
+
+
+def _padded(extent: int, dtype: CutlassDtype) -> int:
+    return round_up(extent, 128 // dtype.bits)
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """One launch: how many batches it takes, and offsets in elements from the arrays' beginnings.
+
+    Attributes:
+        count: of batches.
+        offsets: of A, B, C, D, then those of a tree's operands.
+        scale_a, scale_b: of scales.
+    """
+
+    count: int
+    offsets: tuple[int, ...]
+    scale_a: int = 0
+    scale_b: int = 0
+
+
+def _launches(scales: Scales, formulation: GemmFormulation, most: int | None) -> list[_Launch]:
+    """Launches of up to `most` batches where these share their scales, else one for each batch."""
+    problem, batches = formulation.problem, formulation.batches
+    outer = problem.d.shape[:-2]
+    own = any(scale is not None and math.prod(_as_matrices(scale).shape[:-2]) > 1 for scale in (scales.a, scales.b))
+    # Kernels with blocks take one batch, and those of fp4 would look for scales of each.
+    if not own and not ((scales.block or scales.swizzled) and math.prod(outer) > 1):
+        count = batches.count
+        most = count if most is None else min(most, count)
+        return [
+            _Launch(
+                min(most, count - start),
+                tuple(offset + start * stride for offset, stride in zip(offsets, batches.strides, strict=True)),
+            )
+            for offsets in batches.offsets
+            for start in (most * number for number in range(-(-count // most)))
+        ]
+    if math.prod(outer) > MAX_OUTER:
+        raise UnsupportedError(f"{math.prod(outer)} batches with scales of their own; at most {MAX_OUTER} are launched")
+    steps = [spec.strides[:-2] for spec in over_batches(problem)]
+    for name, scale in (("scale_a", scales.a), ("scale_b", scales.b)):
+        varies = scale is not None and math.prod(scale.shape) > 1
+        spec = _as_matrices(scale) if scale is not None and varies else None
+        steps.append((0,) * len(outer) if spec is None else broadcast_to(spec, outer, name).strides[:-2])
+    found = []
+    for index in itertools.product(*map(range, outer)):
+        *offsets, scale_a, scale_b = (sum(map(operator.mul, index, strides)) for strides in steps)
+        found.append(_Launch(1, tuple(offsets), scale_a, scale_b))
+    return found
+
+
+def _as_matrices(scale: Scale) -> MatrixSpec:
+    """Scales with two dimensions after those of batches."""
+    if scale.form == "swizzled":
+        return MatrixSpec((*scale.shape[:-1], 1, scale.shape[-1]), (*scale.strides[:-1], 0, 1), CutlassDtype.F32)
+    return MatrixSpec(scale.shape, scale.strides, CutlassDtype.F32)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Validation of trees
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def validated(candidate: Candidate[Any], how: PlanOptions, problem: GemmProblem | None = None) -> bool:
+    """Validates the tree of a GEMM kernel at its first use; see `validate.require`.
+
+    Args:
+        candidate: the kernel, whatever it is a candidate for.
+        how: the plan's options.
+        problem: the product; None: that of the candidate.
+    """
+    from ...epilogue import validate  # loads the reference, which only trees need here
+    from .validation import make_probe
+
+    problem = problem or candidate.formulation.problem
+    device, epilogue = devices.get(problem.device), problem.epilogue
+    launch = functools.partial(launch_once, candidate, epilogue, device)
+    return validate.require(
+        candidate, epilogue, device, launch, make_probe, stream=how.stream, in_background=how.in_background
+    )
+
+
+def launch_once(
+    candidate: Candidate[Any],
+    epilogue: str,
+    device: Device,
+    product: GemmProblem,
+    fusion: Fusion,
+    views: Mapping[str, _core.Operand],
+) -> None:
+    """Launches a candidate's kernel for a product of `a` and `b` to `out`, on the default stream.
+
+    Args:
+        candidate: the kernel.
+        epilogue: which of a common kernel's trees follows; others have one.
+        device: where.
+        product: shapes, layouts and element types.
+        fusion: the arrays of the tree.
+        views: all arrays by name.
+    """
+    key = candidate.key
+    problem = fused.problem_for(product, fusion, epilogue if is_common(key.epilogue) else key.epilogue)
+    own = select.candidate_of(GemmSearch(problem, device), key)
+    own = dataclasses.replace(own, info=candidate.info)
+    made = from_candidate(product, own, fusion=fusion)
+    made(*(views[name] for name in ("a", "b", *(array.name for array in fusion.arrays), "out")), stream=0)

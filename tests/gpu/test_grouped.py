@@ -831,10 +831,10 @@ def _lists(
     c = [placed((m, n), result, g + 2000, **leading(n)) for g, (m, n, k) in enumerate(shapes)] if beta else None
     before = [None] * len(shapes) if c is None else [matrix.clone() for matrix in c]
     if in_place and c is not None:
-        for result, kept in zip(out, c, strict=True):
-            result.view.copy_(kept)
-        c = [result.view for result in out]
-    views = [result.view for result in out]
+        for matrix, kept in zip(out, c, strict=True):
+            matrix.view.copy_(kept)
+        c = [matrix.view for matrix in out]
+    views = [matrix.view for matrix in out]
     rows = [placed((1, n), result, g + 3000)[0] for g, (m, n, k) in enumerate(shapes)] if bias else None
     how: dict[str, Any] = {"beta": beta, "bias": rows, "activation": activation}
     for _ in range(1 if in_place else 2):  # the second call takes the kept plan

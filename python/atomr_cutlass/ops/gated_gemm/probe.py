@@ -26,8 +26,8 @@ class GatedGemmProbe(GemmProbe):
         error = factor * gemm_reference.absolute_product(*self._operands(part), **self._scaled(part))
         (columns, other), (of_columns, of_other) = ((array[..., 0::2], array[..., 1::2]) for array in (acc, error))
         value = reference.evaluate(self.tree, columns, {}, out_dtype=CutlassDtype.F64)[RESULT]
-        # Kernels compute f in its narrow form where D has at most 16 bits.
-        form = CutlassDtype.F16 if self.request.result_dtype.bits <= 16 else CutlassDtype.F32
+        # Kernels compute f in its narrow form where D has at most 16 bits. Of those types bf16 has float32's range.
+        form = CutlassDtype.BF16 if self.request.result_dtype.bits <= 16 else CutlassDtype.F32
         of_value = reference.tolerances(self.tree, columns, of_columns, {}, out_dtype=form)[RESULT]
         bound = of_value * (np.abs(other) + of_other) + np.abs(value) * of_other
         return bound * abs(self._scale_d(part)) / factor

@@ -541,11 +541,15 @@ double Model::few_picoseconds(Kernel const& kernel, Extents const& e, Gpu const&
       !kernel.b_along_k && (height % kPieceRows != 0 || e.ldb * kernel.bits_a / 8 % int64_t(kLineBytes) != 0);
   int64_t const touched = height + (astray ? whole(c_.FEW_ASTRAY_ROWS) : 0);
   int64_t const read = kernel.b_along_k ? height + few : touched;
+  int64_t const leading = (along_m ? e.ldb : e.lda) * kernel.bits_a / 8;
+  int64_t const tenths = whole(leading % 32 != 0   ? c_.FEW_HALF_SECTOR_TENTHS
+                               : leading % 64 != 0 ? c_.FEW_HALF_LINE_TENTHS
+                                                   : 10);
   int64_t const read_rate = whole(kernel.b_along_k ? c_.FEW_READ_BYTES_PER_NS : c_.FEW_READ_ROWS_BYTES_PER_NS);
   int64_t const parts[] = {
       int64_t(double(e.batch * rows * boxes * box_bytes * 10 / whole(c_.FEW_DRAM_BYTES_PER_10_PS) * touched / height) /
               memory),
-      tiles * (height * share + few) * boxes * box_bytes * 10 / whole(c_.FEW_L2_BYTES_PER_10_PS),
+      tiles * (height * share * 10 + few * tenths) * boxes * box_bytes / whole(c_.FEW_L2_BYTES_PER_10_PS),
       turns * read * boxes * box_bytes * 1000 / (parts_of_k * read_rate),
       turns * boxes * (box_ps + whole(c_.FEW_WIDE_PS) * wide * ceil_div(height, 64)) / parts_of_k,
   };

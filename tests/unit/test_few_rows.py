@@ -169,6 +169,8 @@ def test_the_estimate_is_the_kernels_own_model() -> None:
     found = dict(re.findall(r"(k\w+) = ((?:kAlongK \? )?\d+(?: : \d+)?)[;,]", header))
     assert found["kDramBytesPer10Ps"] == str(estimate.FEW_DRAM_BYTES_PER_10_PS)
     assert found["kL2BytesPer10Ps"] == str(estimate.FEW_L2_BYTES_PER_10_PS)
+    assert found["kHalfLineTenths"] == str(estimate.FEW_HALF_LINE_TENTHS)
+    assert found["kHalfSectorTenths"] == str(estimate.FEW_HALF_SECTOR_TENTHS)
     read = (estimate.FEW_READ_BYTES_PER_NS, estimate.FEW_READ_ROWS_BYTES_PER_NS)
     assert found["kReadBytesPerNs"] == "kAlongK ? {} : {}".format(*read)
     assert found["kAstrayRows"] == str(estimate.FEW_ASTRAY_ROWS)

@@ -77,6 +77,7 @@ struct GemmFewSm90 {
   static constexpr int64_t kBoxPicoseconds = kAlongK ? 64000 : 140000, kWidePicoseconds = 380;
   static constexpr int64_t kStoredPicoseconds = 350, kGatheredPicoseconds = 230, kAddedPicoseconds = 880000;
   static constexpr int64_t kExposedPercent = 20, kAstrayRows = 4;
+  static constexpr int64_t kHalfLineTenths = 15, kHalfSectorTenths = 30;
 
   struct Params {
     // `rest` is for the rows of a tile of row-major weights that are no whole piece.
@@ -165,10 +166,13 @@ struct GemmFewSm90 {
     // Where tiles of contiguous rows do not begin with cache lines, they share some: as if tiles were higher.
     bool const astray = !kAlongK && (height % kPiece != 0 || args.ldb * int64_t(sizeof(Element)) % 128 != 0);
     int64_t const touched = height + (astray ? kAstrayRows : 0), read = kAlongK ? height + few : touched;
+    // All thread blocks ask for the few rows at once, which takes L2 longer where rows begin between two sectors.
+    int64_t const leading = int64_t(turn ? args.ldb : args.lda) * int64_t(sizeof(Element));
+    int64_t const tenths = leading % 32 != 0 ? kHalfSectorTenths : leading % 64 != 0 ? kHalfLineTenths : 10;
     // Out of device memory, out of L2, into the busiest multiprocessor, and its products.
     int64_t const parts[] = {
         args.batch * rows * boxes * kBoxBytes * 10 / kDramBytesPer10Ps * touched / height,
-        tiles * (height * share + few) * boxes * kBoxBytes * 10 / kL2BytesPer10Ps,
+        tiles * (height * share * 10 + few * tenths) * boxes * kBoxBytes / kL2BytesPer10Ps,
         waves * read * boxes * kBoxBytes * 1000 / (split * kReadBytesPerNs),
         waves * boxes * (kBoxPicoseconds + kWidePicoseconds * wide * ((height + 63) / 64)) / split};
     int64_t most = 0, sum = 0;

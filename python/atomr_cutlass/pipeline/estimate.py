@@ -126,6 +126,9 @@ FEW_STRADDLED = 0.027
 # The constants below are GemmFewSm90's, in its units: bytes, picoseconds.
 FEW_DRAM_BYTES_PER_10_PS = 48
 FEW_L2_BYTES_PER_10_PS = 120
+FEW_HALF_LINE_TENTHS = 15
+FEW_HALF_SECTOR_TENTHS = 30
+"""Tenths of that time which a row of the few takes if rows begin at odd multiples of 32, or of 16, bytes."""
 FEW_READ_BYTES_PER_NS = 120
 """At which one multiprocessor takes in column-major weights and the few rows."""
 FEW_READ_ROWS_BYTES_PER_NS = 57

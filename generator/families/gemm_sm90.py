@@ -144,6 +144,21 @@ def of_width(key: KernelKey, width: int) -> KernelKey:
     return dataclasses.replace(key, tile=(key.tile[0], width, key.tile[2]), scheduler="persistent")
 
 
+def is_for_tables(key: KernelKey) -> bool:
+    """Whether a kernel is only built ahead, since it takes over 6 s to compile and others serve what it serves."""
+    return bool(widths(key)) or (_reads_registers(key) and not _has_own_mainloop(key))
+
+
+def _reads_registers(key: KernelKey) -> bool:
+    """Whether one operand reaches the tensor cores through registers."""
+    return key.generation == "sm90" and key.math == "tf32" and key.layout_a == key.layout_b
+
+
+def _has_own_mainloop(key: KernelKey) -> bool:
+    """Whether such a kernel has the mainloop of mainloop_register.h: of 256 columns CUTLASS's is a quarter faster."""
+    return key.tile[1] < 256
+
+
 def divides(key: KernelKey) -> bool:
     """Whether a kernel may divide K into slices, each with a D of its own (GemmSm90::kSliced)."""
     return (
@@ -179,8 +194,7 @@ def values(key: KernelKey) -> dict[str, str]:
 def _includes(key: KernelKey) -> str:
     """The headers of a cell, as lines of its source."""
     found = ["fitted" if widths(key) else "gemm_sm90"]
-    # One operand reaches the tensor cores through registers. Of 256 columns CUTLASS's mainloop is a quarter faster.
-    if key.math == "tf32" and key.layout_a == key.layout_b and key.tile[1] < 256:
+    if _reads_registers(key) and _has_own_mainloop(key):
         found.append("mainloop_register")
     return "".join(f'#include "atomr_cutlass/{name}.h"\n' for name in found)
 
@@ -244,6 +258,7 @@ _FITTED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str, str]
         ((128, 192), (2, 4), "pingpong", COLUMN),
         ((128, 256), (2, 1), "cooperative", COLUMN),
         ((128, 256), (4, 2), "cooperative", COLUMN),
+        ((256, 192), (1, 2), "cooperative", COLUMN),
         ((128, 192), (2, 1), "pingpong", ROW),
         ((128, 256), (1, 2), "cooperative", ROW),
         ((128, 256), (2, 4), "cooperative", ROW),

@@ -316,6 +316,19 @@ def test_what_is_compiled_at_run_time_has_tiles_of_one_width() -> None:
     assert {cell.key.scheduler for cell in select.rank_cells(search)} == {"persistent", "streamk", "identity"}
 
 
+@pytest.mark.usefixtures("full_table")
+def test_what_is_compiled_at_run_time_is_compiled_in_seconds() -> None:
+    """CUTLASS's mainloop of operands through registers takes 13 s with 256 columns: a table may have it."""
+    search = GemmSearch(_problem(8192, 8192, 8192, dtype=D.F32, d=D.F32, math="tf32"), H200)
+    through_registers = {
+        cells: {c.key.tile for c in found if c.key.generation == "sm90" and c.key.layout_a == c.key.layout_b}
+        for cells, found in (("built", select.rank(search)), ("compiled", select.rank_cells(search)))
+    }
+    assert (128, 256, 32) in through_registers["built"]
+    assert (128, 256, 32) not in through_registers["compiled"]
+    assert (64, 192, 32) in through_registers["compiled"]
+
+
 def test_a_tuned_kernel_whose_helper_must_not_be_compiled_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     search = GemmSearch(_problem(4096, 4096, 4096, dtype=D.I8, d=D.I32), H200)
     fake_table.install(monkeypatch, fake_table.rows_of("default", [SmArch.SM90A]))

@@ -16,6 +16,7 @@ from ..errors import CutlassError, KernelNotFoundError, UnsupportedError, requir
 from ..generator.archs import SmArch
 from ..generator.epilogue.common import common_of, wider
 from ..generator.epilogue.lower import has_tree, is_common
+from ..generator.families import gemm_sm90
 from ..generator.key import KernelKey, shared_memory
 from ..generator.matrix import preset_of, supports
 from ..jit import kernels
@@ -96,8 +97,8 @@ def _compiled(search: KernelSearch[F]) -> Iterator[tuple[Roster[F], Sequence[F]]
                 keys = next(itertools.islice(search.cells(target, group), number, None), None)
                 if keys is None:
                     return None
-                # What is compiled for one problem has its tree, and tiles of one width.
-                alone = (key for key in keys if not is_common(key.epilogue) and key.scheduler != "fitted")
+                # What is compiled for one problem has its tree, tiles of one width, and is compiled in seconds.
+                alone = (key for key in keys if not is_common(key.epilogue) and not gemm_sm90.is_for_tables(key))
                 cells = ((0, key, None, shared_memory(key)) for key in alone)
                 return (cell for cell in cells if not unfit(search, cell[1], cell[3]))
 

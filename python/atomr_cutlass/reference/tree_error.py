@@ -19,9 +19,9 @@ from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.lower import is_narrow
 from ..generator.epilogue.ops import GRADIENT_OPS
-from ..generator.epilogue.tree import ACCUMULATOR, MASK, RESULT, SCALAR, EpilogueVisitorTree, Node, Output
+from ..generator.epilogue.tree import ACCUMULATOR, MASK, RESULT, EpilogueVisitorTree, Node, Output
 from .parts import broadcasts_to
-from .tree import apply, computes_in_double, evaluate, read_leaves, reduced_axes, storage_of
+from .tree import apply, computes_in_double, evaluate, reduced, reduced_axes, values_of
 
 
 class _Arithmetic(NamedTuple):
@@ -178,19 +178,15 @@ def tolerances(
         arithmetic = _DOUBLE
     else:
         arithmetic = _NARROW if is_narrow(tree.program, out_dtype) else _FLOAT
-    values: list[FloatArray] = []
+    values = values_of(tree, acc, operands, double=arithmetic.double)
     errors: list[FloatArray] = []
     with np.errstate(all="ignore"):
-        for node, leaf in zip(tree.nodes, read_leaves(tree, acc, operands, double=arithmetic.double), strict=True):
-            if leaf is not None:
-                value = leaf
-                own = _accumulator_error(acc, acc_error, arithmetic) if node.op == ACCUMULATOR else np.zeros((1, 1))
+        for node, value in zip(tree.nodes, values, strict=True):
+            if node.inputs:
+                below = [tree.index(child) for child in node.inputs]
+                own = _error(node, value, [values[at] for at in below], [errors[at] for at in below], arithmetic)
             else:
-                inputs = [values[tree.index(child)] for child in node.inputs]
-                below = [errors[tree.index(child)] for child in node.inputs]
-                value = apply(node, inputs, double=arithmetic.double)
-                own = _error(node, value, inputs, below, arithmetic)
-            values.append(value)
+                own = _accumulator_error(acc, acc_error, arithmetic) if node.op == ACCUMULATOR else np.zeros((1, 1))
             errors.append(_at_the_ends_of_the_range(value, own, arithmetic))
 
         def wide(node: Node) -> tuple[FloatArray, FloatArray]:
@@ -203,13 +199,12 @@ def tolerances(
         bounds = {RESULT: _after_rounding(value, error, out_dtype)}
         for output, node in tree.stores:
             value, error = wide(node)
-            if output.kind == MASK:
+            if output.dtype is None:
                 bounds[output.name] = _reaches(np.abs(value), error).astype(np.float64)
-            elif output.reduction:
-                value, error = _reduced(output, value, error, arithmetic)
-                bounds[output.name] = _after_rounding(value, error, storage_of(output))
             else:
-                bounds[output.name] = _after_rounding(value, error, storage_of(output))
+                if output.reduction:
+                    value, error = reduced(output, value), _error_of_reduction(output, value, error, arithmetic)
+                bounds[output.name] = _after_rounding(value, error, output.dtype)
     return bounds
 
 
@@ -403,30 +398,21 @@ def _at_the_ends_of_the_range(value: FloatArray, error: FloatArray, arithmetic: 
     return np.where(np.isfinite(value) & (magnitude + error > arithmetic.largest), np.inf, error)
 
 
-def _reduced(
+def _error_of_reduction(
     output: Output, value: FloatArray, error: FloatArray, arithmetic: _Arithmetic
-) -> tuple[FloatArray, FloatArray]:
-    """A reduction and its error."""
+) -> FloatArray:  # fmt: skip
     axes = reduced_axes(output, value.shape)
     if output.reduction == "sum":
         finite = np.where(np.isfinite(value), np.abs(value), 0.0)
-        magnitude = np.sum(finite + error, axis=axes)
+        magnitude = reduced(output, finite + error)
         count = value.size // max(magnitude.size, 1)
         whole = np.all((error == 0.0) & (value == np.rint(value)), axis=axes) & (magnitude <= arithmetic.whole)
-        reduced = np.sum(value, axis=axes)
-        off = np.sum(error, axis=axes) + np.where(whole, 0.0, count * arithmetic.unit * magnitude)
-        off = np.where(magnitude > arithmetic.largest, np.inf, off)
-    else:
-        if output.reduction == "amax":
-            value, least = np.abs(value), 0.0
-        else:
-            least = -np.inf
-        reduced = np.max(value, axis=axes, initial=least)
-        ends = [np.max(value + by, axis=axes, initial=least) for by in (-error, error)]
-        off = np.maximum(_distance(ends[0], reduced), _distance(ends[1], reduced))
-        off = np.where(np.any(np.isinf(error), axis=axes), np.inf, off)
-    shape = (1,) if output.kind == SCALAR else reduced.shape
-    return np.reshape(reduced, shape), np.reshape(off, shape)
+        off = reduced(output, error) + np.where(whole, 0.0, count * arithmetic.unit * magnitude)
+        return np.where(magnitude > arithmetic.largest, np.inf, off)
+    if output.reduction == "amax":
+        value = np.abs(value)
+    ends = [_distance(reduced(output, value + by), reduced(output, value)) for by in (-error, error)]
+    return np.where(np.any(np.isinf(error), axis=axes), np.inf, np.maximum(*ends))
 
 
 def _after_rounding(value: FloatArray, error: FloatArray, dtype: CutlassDtype) -> FloatArray:

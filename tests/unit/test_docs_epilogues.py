@@ -136,7 +136,7 @@ def assert_served(arch: SmArch, **call: Any) -> None:
     epilogue = bound(tree, call, MatrixResult(shape), views, d)
     written = {
         one.name: operands.as_operand(
-            np.empty(fused.output_shape(one, shape), numpy_dtype(one.dtype) if one.dtype else np.uint8)
+            np.empty(fused.array_shape(one, shape), numpy_dtype(one.dtype) if one.dtype else np.uint8)
         )
         for one in epilogue.tree.outputs
     }

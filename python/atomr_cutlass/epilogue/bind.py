@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -24,17 +24,14 @@ from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree, Output
 from ..pipeline import invocation
 from ..reference.tree import evaluate as evaluate_tree
 from .bound import Fusion
-from .results import MatrixResult, operand_names
+from .results import GroupedResult, MatrixResult, operand_names
 from .trace import Operand, Traced, trace
 
-if TYPE_CHECKING:
-    from .groups import GroupedResult
-
-Result: TypeAlias = "MatrixResult | GroupedResult"
+Result: TypeAlias = MatrixResult | GroupedResult
 """The result that a tree is computed over. Of a matrix, an operand has one view; of groups, one or those of a list."""
 
-ResultT = TypeVar("ResultT", bound="Result")
-ResultT_co = TypeVar("ResultT_co", bound="Result", covariant=True)
+ResultT = TypeVar("ResultT", bound=Result)
+ResultT_co = TypeVar("ResultT_co", bound=Result, covariant=True)
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ class BoundEpilogue(Generic[ResultT_co]):
     def results(self: BoundEpilogue[MatrixResult]) -> dict[str, invocation.Result]:
         """The arrays that are written, by name; D comes last."""
         written = {
-            output.name: (self.result.output_shape(output), BYTE if output.dtype is None else output.dtype.dlpack)
+            output.name: (self.result.array_shape(output), BYTE if output.dtype is None else output.dtype.dlpack)
             for output in self.tree.outputs
         }
         written[RESULT] = (self.result.shape, self.dtype.dlpack)
@@ -74,13 +71,9 @@ class BoundEpilogue(Generic[ResultT_co]):
             for name, (shape, element) in written.items()
         }
 
-    def of_tree(self, views: Mapping[str, _core.Operand]) -> dict[str, _core.Operand]:
-        """Those of the tree's operands, inputs first."""
-        return {name: views[name] for name in operand_names(self.tree)}
-
     def fusion(self: BoundEpilogue[MatrixResult], views: Mapping[str, _core.Operand]) -> Fusion:
-        """The tree as part of a problem; `views` are those of all its operands, by name."""
-        return self.result.fusion(self.tree, self.of_tree(views))
+        """The tree as part of a problem; `views` has those of all its operands, by name."""
+        return self.result.fusion(self.tree, views)
 
     def evaluate(
         self: BoundEpilogue[MatrixResult],
@@ -96,11 +89,14 @@ class BoundEpilogue(Generic[ResultT_co]):
             fetch: makes a host array of a view.
             scale_d: multiplies D.
         """
-        read = {name: fetch(self.result.flat(name, view)) for name, view in self.inputs.items()}
+        read = {
+            name: fetch(view).reshape(self.result.as_matrix(name, view.shape, view.strides)[0])
+            for name, view in self.inputs.items()
+        }
         found = evaluate_tree(
             self.tree, acc.reshape(self.result.matrix), read, out_dtype=self.dtype, scale_d=scale_d
         )  # fmt: skip
-        shapes = {output.name: self.result.output_shape(output) for output in self.tree.outputs}
+        shapes = {output.name: self.result.array_shape(output) for output in self.tree.outputs}
         return {name: values.reshape(shapes.get(name, self.result.shape)) for name, values in found.items()}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from .. import _core
-from ..arrays.views import BYTE, dtype_of
+from ..arrays.views import BYTE
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.common import form_of
@@ -17,6 +17,8 @@ from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, ROW, SCALAR, Epilogu
 from ..pipeline.problem import GemmProblem, MatrixSpec, is_dense
 
 Shape = tuple[int, ...]
+Layout = tuple[Shape, Shape]
+"""Extents and strides of an array, in elements."""
 
 _TMA_ALIGNMENT = 16
 
@@ -42,7 +44,7 @@ class TreeArray:
     dtype: CutlassDtype
     reduction: str = ""
     alignment: int = 16
-    slot: tuple[Shape, Shape] | None = None
+    slot: Layout | None = None
 
     @property
     def element(self) -> tuple[int, int]:
@@ -89,14 +91,6 @@ class Fusion:
         """The operands in the order in which kernels take them."""
         return self.inputs + self.outputs
 
-    def placed(self, layouts: Mapping[str, tuple[Shape, Shape]]) -> Fusion:
-        """The fusion with extents and strides of the arrays in calls, by name."""
-        inputs, outputs = (
-            tuple(dataclasses.replace(array, slot=layouts[array.name]) for array in arrays)
-            for arrays in (self.inputs, self.outputs)
-        )
-        return Fusion(self.tree, inputs, outputs)
-
 
 @dataclass(frozen=True)
 class GroupOperand:
@@ -130,34 +124,40 @@ class GroupedFusion:
     inputs: tuple[GroupOperand, ...] = ()
 
 
-def fusion_of(tree: EpilogueVisitorTree, views: Mapping[str, _core.Operand]) -> Fusion:
-    """A tree with the arrays of a launch.
+def fusion_of(
+    tree: EpilogueVisitorTree,
+    arrays: Mapping[str, _core.Operand | MatrixSpec],
+    placed: Callable[[str, Shape, Shape, str], tuple[Shape, Shape, Layout | None]] | None = None,
+) -> Fusion:
+    """A tree with arrays.
 
     Args:
         tree: the tree.
-        views: of all its inputs and outputs, by name.
+        arrays: of all its inputs and outputs, by name.
+        placed: of an array's name, extents, strides and reduction: extents and strides as the tree sees them, and
+            TreeArray's `slot`. None where the tree sees all arrays as they are.
     """
 
-    def array(name: str, kind: str, reduction: str = "") -> TreeArray:
-        view = views[name]
-        dtype = CutlassDtype.I8 if kind == MASK else dtype_of(view, name)
-        return TreeArray(name, kind, view.shape, view.strides, dtype, reduction, view.alignment)
+    def array(operand: Input | Output, reduction: str = "") -> TreeArray:
+        given = arrays[operand.name]
+        shape, strides, slot = given.shape, given.strides, None
+        if placed is not None:
+            shape, strides, slot = placed(operand.name, shape, strides, reduction)
+        dtype = operand.dtype or CutlassDtype.I8
+        return TreeArray(operand.name, operand.kind, shape, strides, dtype, reduction, given.alignment, slot)
 
-    return Fusion(
-        tree,
-        tuple(array(operand.name, operand.kind) for operand in tree.inputs),
-        tuple(array(operand.name, operand.kind, operand.reduction) for operand in tree.outputs),
-    )
+    outputs = tuple(array(output, output.reduction) for output in tree.outputs)
+    return Fusion(tree, tuple(map(array, tree.inputs)), outputs)
 
 
-def output_shape(output: Output, shape: Shape) -> Shape:
-    """The extents of an output of a tree over a result of this shape (..., M, N)."""
+def array_shape(operand: Input | Output, shape: Shape) -> Shape:
+    """The extents of the array for an operand of a tree over a result of this shape (..., M, N)."""
     *batches, m, n = shape
-    if output.kind == MASK:
+    if operand.kind == MASK:
         return (*batches, m, -(-n // 8))
-    if not output.reduction:
-        return shape
-    return {SCALAR: (1,), ROW: (*batches, n), COLUMN: (*batches, m)}[output.kind]
+    reduced: dict[str, Shape] = {SCALAR: (1,), ROW: (*batches, n), COLUMN: (*batches, m)}
+    read: dict[str, Shape] = {SCALAR: (1,), ROW: (n,), COLUMN: (m, 1)}
+    return (reduced if isinstance(operand, Output) else read).get(operand.kind, shape)
 
 
 def check_input(operand: Input, shape: Shape, dtype: CutlassDtype | None, result: Shape) -> None:

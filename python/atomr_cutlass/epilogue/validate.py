@@ -30,7 +30,7 @@ from ..pipeline.candidate import Candidate
 from ..pipeline.devices import Device
 from ..reference.tolerance import tolerance
 from ..reference.tree_error import mismatches
-from .bound import Fusion, fusion_of, output_shape
+from .bound import Fusion, array_shape, fusion_of
 
 VARIABLE = "ATOMR_CUTLASS_CHECK_EPILOGUES"
 """`on` (the default) or `off`."""
@@ -151,7 +151,7 @@ def _differences(key: KernelKey, epilogue: str, device: int, launch: Launch, mak
     views |= made.views
     for output in tree.outputs:
         element = operands.BYTE if output.dtype is None else output.dtype.dlpack
-        _, views[output.name] = operands.empty_of(output_shape(output, (m, n)), element, device, None)
+        _, views[output.name] = operands.empty_of(array_shape(output, (m, n)), element, device, None)
     for name in (RESULT, *(operand.name for operand in tree.outputs)):
         _poison(views[name])
     launch(made.problem, fusion_of(tree, views), views)

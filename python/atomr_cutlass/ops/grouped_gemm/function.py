@@ -17,7 +17,7 @@ from ...arrays.arguments import check_devices, refuse_jax_out
 from ...arrays.numerics import AnyArray, math_mode, numpy_dtype
 from ...checks import NUMBERS, check_extents, check_options
 from ...epilogue.bind import bind, refuse_scale_d
-from ...epilogue.groups import GroupedResult, check_bias, common_dtype
+from ...epilogue.results import GroupedResult, check_bias, common_dtype
 from ...epilogue.trace import Traced
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype

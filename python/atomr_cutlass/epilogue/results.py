@@ -58,6 +58,10 @@ class MatrixResult:
         """The extents of the array for an operand."""
         return array_shape(operand, self.shape)
 
+    def bias_type(self, view: _core.Operand) -> CutlassDtype:
+        """The element type of a bias."""
+        return operands.dtype_of(view, "bias")
+
     def operand(self, name: str, view: _core.Operand) -> Operand:
         """The operand that an array is to a function; of kinds, too, that a rule refuses later.
 
@@ -266,6 +270,13 @@ class GroupedResult:
         """The name of an operand's array."""
         return f"{name}[{index}]" if name in self.lists else name
 
+    def bias_type(self, views: Views) -> CutlassDtype:
+        labelled = self.labelled("bias", views)
+        dtype = common_dtype(labelled)
+        if dtype in INTEGER_DTYPES:
+            raise InvalidOperandError(f"{next(iter(labelled))} is {dtype.value}; expected a floating dtype")
+        return dtype
+
     def operand(self, name: str, views: Views) -> Operand:
         first = views[0]
         bits = first.dtype == BYTE
@@ -399,17 +410,4 @@ def common_dtype(views: Mapping[str, _core.Operand]) -> CutlassDtype:
     for label, other in found.items():
         if other is not dtype:
             raise InvalidOperandError(f"{label} is {other.value}, and {first} {dtype.value}: give one dtype")
-    return dtype
-
-
-def check_bias(bias: Views, result: GroupedResult) -> CutlassDtype:
-    """The element type of a bias.
-
-    Raises:
-        InvalidOperandError: it is not of one floating type.
-    """
-    views = result.labelled("bias", bias)
-    dtype = common_dtype(views)
-    if dtype in INTEGER_DTYPES:
-        raise InvalidOperandError(f"{next(iter(views))} is {dtype.value}; expected a floating dtype")
     return dtype

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import replace
 
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
@@ -10,6 +11,7 @@ from ..generator.epilogue.tree import (
     COLUMN,
     INPUT_DTYPES,
     MASK,
+    RESULT,
     ROW,
     SCALAR,
     EpilogueVisitorTree,
@@ -26,26 +28,35 @@ def input_node(name: str, kind: str, dtype: CutlassDtype | None) -> Node:
     return Node("input", (), (name, kind, MASK if kind == MASK or dtype is None else dtype.value))
 
 
-def stored(node: Node, dtype: CutlassDtype | None = None) -> tuple[Node, CutlassDtype | None]:
-    """The node to store and its type: the store performs an outermost cast, unless it asks for another type."""
-    if node.op == "cast" and (dtype is None or dtype.value == node.attributes[0]):
-        return node.inputs[0], CutlassDtype(node.attributes[0])
-    return node, dtype
-
-
-def tree(result: Node, stores: Iterable[tuple[Output, Node]], result_dtype: CutlassDtype | None) -> EpilogueVisitorTree:
+def tree(
+    written: Mapping[str, tuple[Output, Node]], *, stored: CutlassDtype, computed: CutlassDtype
+) -> EpilogueVisitorTree:
     """The tree.
+
+    Args:
+        written: the outputs by name, D as `out`, and what is written to them. An element type is None where none is
+            given: it is that of an outermost cast then, which the store performs.
+        stored: the element type of matrices beside D that have none.
+        computed: that of reductions.
 
     Raises:
         InvalidOperandError: names the node that is wrong, and the cure.
     """
-    if result_dtype is not None and result_dtype not in INPUT_DTYPES:
+    stores: dict[str, tuple[Output, Node]] = {}
+    for name, (output, node) in written.items():
+        dtype = output.dtype
+        if output.reduction:
+            dtype = computed
+        elif output.kind != MASK:
+            if node.op == "cast" and (dtype is None or dtype.value == node.attributes[0]):
+                node, dtype = node.inputs[0], CutlassDtype(node.attributes[0])  # noqa: PLW2901
+            dtype = dtype or (None if name == RESULT else stored)
+        stores[name] = replace(output, dtype=dtype), node
+    d, result = stores.pop(RESULT)
+    if d.dtype is not None and d.dtype not in INPUT_DTYPES:
         valid = ", ".join(dtype.value for dtype in INPUT_DTYPES)
-        raise InvalidOperandError(f"the result, {result}, is cast to {result_dtype.value!r}; valid: {valid}")
-    try:
-        made = EpilogueVisitorTree(result, stores, result_dtype=result_dtype)
-    except ValueError as error:
-        raise InvalidOperandError(str(error)) from None
+        raise InvalidOperandError(f"the result, {result}, is cast to {d.dtype.value!r}; valid: {valid}")
+    made = EpilogueVisitorTree(result, stores.values(), result_dtype=d.dtype)
     for output, node in made.stores:
         if output.reduction and made.kind(node) in _SAME_ALONG[output.kind]:
             raise InvalidOperandError(

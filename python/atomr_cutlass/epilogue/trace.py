@@ -74,8 +74,12 @@ def readings(shape: tuple[int, ...], m: int, n: int, *, bits: bool = False) -> t
     Raises:
         InvalidOperandError: an argument of the wrong kind.
     """
-    shape = _checked_shape(shape, m, n)
+    expect(shape, (tuple, list), "shape", "a tuple of extents")
+    for name, size in (("m", m), ("n", n), *(("shape", extent) for extent in shape)):
+        if not isinstance(size, (int, np.integer)) or not 0 <= size <= MOST:
+            raise InvalidOperandError(f"{name} is {shown(size)}; expected an extent")
     check_options(bits=bits)
+    shape = tuple(shape)
     if bits:
         return (MASK,) if shape[-2:] == (m, -(-n // 8)) else ()
     last = shape[-2:] if len(shape) > 1 else ()
@@ -86,15 +90,6 @@ def readings(shape: tuple[int, ...], m: int, n: int, *, bits: bool = False) -> t
         (COLUMN, last == (m, 1) or shape == (m,)),
     )
     return tuple(kind for kind, fits in found if fits)
-
-
-def _checked_shape(shape: Any, m: Any, n: Any) -> tuple[int, ...]:
-    """A shape, and the extents of a result, which are numbers from here on."""
-    expect(shape, (tuple, list), "shape", "a tuple of extents")
-    for name, size in (("m", m), ("n", n), *(("shape", extent) for extent in shape)):
-        if not isinstance(size, (int, np.integer)) or not 0 <= size <= MOST:
-            raise InvalidOperandError(f"{name} is {shown(size)}; expected an extent")
-    return tuple(shape)
 
 
 def operand_of(shape: tuple[int, ...], m: int, n: int, dtype: Any, name: str) -> Operand:
@@ -111,7 +106,6 @@ def operand_of(shape: tuple[int, ...], m: int, n: int, dtype: Any, name: str) ->
     Raises:
         InvalidOperandError: another shape or element type.
     """
-    shape = _checked_shape(shape, m, n)
     bits = is_byte(dtype)
     kinds = readings(shape, m, n, bits=bits)
     if kinds and not (kinds[0] == COLUMN and len(shape) == 1):
@@ -213,11 +207,8 @@ def trace(
     finally:
         scope.open = False
     structure, results = _results(returned, title)
-    for name, output in results.items():
-        _check_result(name, output, title, scope)
-    result, result_dtype = assemble.stored(results[RESULT].node)
-    stores = [_store(name, output, default, computed) for name, output in results.items() if name != RESULT]
-    return Traced(assemble.tree(result, stores, result_dtype), structure, tuple(results))
+    written = {name: _written(name, result, title, scope) for name, result in results.items()}
+    return Traced(assemble.tree(written, stored=default, computed=computed), structure, tuple(results))
 
 
 def _title(function: Any) -> str:
@@ -296,7 +287,8 @@ def _results(returned: object, title: str) -> tuple[str, dict[str, Any]]:
     return SINGLE, {RESULT: returned}
 
 
-def _check_result(name: object, result: object, title: str, scope: Scope) -> None:
+def _written(name: object, result: object, title: str, scope: Scope) -> tuple[Output, Node]:
+    """The output that a function returns, and what is written to it."""
     if not isinstance(name, str):
         raise InvalidOperandError(f"{title} returns a result under {name!r}; expected a name")
     if isinstance(result, Stored) and name == RESULT:
@@ -307,14 +299,11 @@ def _check_result(name: object, result: object, title: str, scope: Scope) -> Non
         raise InvalidOperandError(
             f"{title} returns a {type(result).__name__} as {name!r}; expected what is computed from its parameters"
         )
-    if (result if isinstance(result, Value) else result.value).scope is not scope:
+    value = result if isinstance(result, Value) else result.value
+    if value.scope is not scope:
         raise UnsupportedError(
             f"{title} returns a value kept from another trace as {name!r}; compute it from its own parameters"
         )
-
-
-def _store(name: str, result: Value | Stored, dtype: CutlassDtype, compute_dtype: CutlassDtype) -> tuple[Output, Node]:
-    if isinstance(result, Value):
-        node, cast_to = assemble.stored(result.node)
-        return Output(name, MATRIX, cast_to or dtype), node
-    return Output(name, result.kind, compute_dtype if result.reduction else None, result.reduction), result.value.node
+    if isinstance(result, Stored):
+        return Output(name, result.kind, None, result.reduction), value.node
+    return Output(name, MATRIX, None), value.node

@@ -23,8 +23,8 @@ from ..generator.epilogue.tree import (
     Node,
     Output,
 )
-from . import assemble
 from .element_types import element_type
+from .trace import input_node, tree_of
 from .values import finite
 
 
@@ -233,11 +233,11 @@ class EvtBuilder:
             if name not in used:
                 raise InvalidOperandError(f"no output uses {unread}: .output({RESULT!r}, ...) stores D; or remove it")
         stores = {name: (output, nodes[node]) for name, (output, node) in written.items()}
-        return assemble.tree(stores, stored=self._compute_dtype, computed=self._compute_dtype)
+        return tree_of(stores, stored=self._compute_dtype, computed=self._compute_dtype)
 
     def _operand(self, name: str, kind: str, dtype: Any) -> Node:
         element = self._compute_dtype if dtype is None or kind == MASK else element_type(dtype, f"input {shown(name)}")
-        return assemble.input_node(name, kind, element)
+        return input_node(name, kind, element)
 
     def _write(self, name: str, node: str | None, kind: str, dtype: Any, reduction: str = "") -> EvtBuilder:
         expect(name, str, "name of an output", "a name")

@@ -1,4 +1,4 @@
-"""From a Python function to an epilogue tree, by calling it once."""
+"""From a Python function to an epilogue tree, by calling it once; what builders share with that."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import (
     ACCUMULATOR,
     COLUMN,
+    INPUT_DTYPES,
     KINDS,
     MASK,
     MATRIX,
@@ -27,12 +28,14 @@ from ..generator.epilogue.tree import (
     Node,
     Output,
 )
-from . import assemble
 from .element_types import element_type, is_byte
 from .values import Scope, Stored, Value, finite
 
 SINGLE, TUPLE, DICT = "single", "tuple", "dict"
 """How a function returns its results."""
+
+_SAME_ALONG = {ROW: (ROW, SCALAR), COLUMN: (COLUMN, SCALAR), SCALAR: (SCALAR,)}
+"""The kinds of values that do not vary along the dimensions that a reduction to a kind covers."""
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Operands
@@ -126,6 +129,54 @@ def operand_of(shape: tuple[int, ...], m: int, n: int, dtype: Any, name: str) ->
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Trees
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def input_node(name: str, kind: str, dtype: CutlassDtype | None) -> Node:
+    """The node of an operand; a mask has no dtype."""
+    return Node("input", (), (name, kind, MASK if kind == MASK or dtype is None else dtype.value))
+
+
+def tree_of(
+    written: Mapping[str, tuple[Output, Node]], *, stored: CutlassDtype, computed: CutlassDtype
+) -> EpilogueVisitorTree:
+    """The tree.
+
+    Args:
+        written: the outputs by name, D as `out`, and what is written to them. An element type is None where none is
+            given: it is that of an outermost cast then, which the store performs.
+        stored: the element type of matrices beside D that have none.
+        computed: that of reductions.
+
+    Raises:
+        InvalidOperandError: names the node that is wrong, and the cure.
+    """
+    stores: dict[str, tuple[Output, Node]] = {}
+    for name, (output, node) in written.items():
+        dtype = output.dtype
+        if output.reduction:
+            dtype = computed
+        elif output.kind != MASK:
+            if node.op == "cast" and (dtype is None or dtype.value == node.attributes[0]):
+                node, dtype = node.inputs[0], CutlassDtype(node.attributes[0])  # noqa: PLW2901
+            dtype = dtype or (None if name == RESULT else stored)
+        stores[name] = replace(output, dtype=dtype), node
+    d, result = stores.pop(RESULT)
+    if d.dtype is not None and d.dtype not in INPUT_DTYPES:
+        valid = ", ".join(dtype.value for dtype in INPUT_DTYPES)
+        raise InvalidOperandError(f"the result, {result}, is cast to {d.dtype.value!r}; valid: {valid}")
+    made = EpilogueVisitorTree(result, stores.values(), result_dtype=d.dtype)
+    for output, node in made.stores:
+        if output.reduction and made.kind(node) in _SAME_ALONG[output.kind]:
+            raise InvalidOperandError(
+                f"output {output.name!r} reduces {node}, which is one value for a whole {made.kind(node)}, to a "
+                f"{output.kind}: there is nothing to reduce; reduce what depends on the accumulator or on a matrix"
+            )
+    return made
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Functions
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -208,7 +259,7 @@ def trace(
         scope.open = False
     structure, results = _results(returned, title)
     written = {name: _written(name, result, title, scope) for name, result in results.items()}
-    return Traced(assemble.tree(written, stored=default, computed=computed), structure, tuple(results))
+    return Traced(tree_of(written, stored=default, computed=computed), structure, tuple(results))
 
 
 def _title(function: Any) -> str:
@@ -269,7 +320,7 @@ def _listed(names: Iterable[str]) -> str:
 
 def _parameter(name: str, operand: Operand | float) -> Node:
     if isinstance(operand, Operand):
-        return assemble.input_node(name, operand.kind, operand.dtype)
+        return input_node(name, operand.kind, operand.dtype)
     try:
         return Node("constant", (), (finite(operand),), name)
     except ValueError as error:

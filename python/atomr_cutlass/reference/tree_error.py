@@ -19,7 +19,7 @@ from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.lower import is_narrow
 from ..generator.epilogue.ops import GRADIENT_OPS
-from ..generator.epilogue.tree import ACCUMULATOR, MASK, RESULT, EpilogueVisitorTree, Node, Output
+from ..generator.epilogue.tree import ACCUMULATOR, RESULT, EpilogueVisitorTree, Node, Output
 from .parts import broadcasts_to
 from .tree import apply, computes_in_double, evaluate, reduced, reduced_axes, values_of
 
@@ -236,7 +236,6 @@ def mismatches(
     """
     wanted = evaluate(tree, acc, operands, out_dtype=out_dtype, scale_d=scale_d)
     bounds = tolerances(tree, acc, acc_error, operands, out_dtype=out_dtype, scale_d=scale_d)
-    masks = {output.name for output in tree.outputs if output.kind == MASK}
     lines = [f"{name} is no output of the tree" for name in got if name not in wanted]
     for name, want in wanted.items():
         if name not in got:
@@ -246,36 +245,38 @@ def mismatches(
         if have.dtype != want.dtype or have.shape != want.shape:
             lines.append(f"{name} is {have.dtype} of shape {have.shape}, expected {want.dtype} of shape {want.shape}")
             continue
-        if name in masks:
-            lines += _differing_bits(name, have, want, bounds[name])
-        else:
-            lines += _differing(name, to_float64(have), to_float64(want), bounds[name])
+        lines += _differences(name, have, want, bounds[name])
     return lines
 
 
-def _differing(name: str, have: FloatArray, want: FloatArray, bound: FloatArray) -> Iterable[str]:
+def beyond(have: AnyArray, want: AnyArray, bound: FloatArray) -> npt.NDArray[np.bool_]:
+    """Where a kernel's output is further from the reference's than it may be; of a mask its bits, padding included."""
+    if have.dtype == np.uint8:
+        have, want = _bits(have), _bits(want)
+        bound = np.pad(bound, [(0, 0)] * (bound.ndim - 1) + [(0, have.shape[-1] - bound.shape[-1])])
     with np.errstate(all="ignore"):
-        far = ~(_distance(have, want) <= bound)
-    if far.any():
-        first = tuple(int(at) for at in np.argwhere(far)[0])
-        yield (
-            f"{name}{list(first)} is {have[first]:.9g}, expected {want[first]:.9g} within {bound[first]:.3g} "
-            f"({int(far.sum())} of {far.size} elements differ)"
-        )
+        far: npt.NDArray[np.bool_] = ~(_distance(to_float64(have), to_float64(want)) <= bound)
+    return far
 
 
-def _differing_bits(name: str, have: AnyArray, want: AnyArray, either: FloatArray) -> Iterable[str]:
-    bits, expected = (np.unpackbits(mask, axis=-1, bitorder="little") for mask in (have, want))
-    columns = either.shape[-1]
-    padding = bits[..., columns:]
-    if padding.any():
-        yield f"{name} has {int(padding.sum())} bits set after its {columns} columns, expected none"
-    far = (bits != expected)[..., :columns] & (either == 0.0)
+def _bits(mask: AnyArray) -> AnyArray:
+    return np.unpackbits(mask, axis=-1, bitorder="little").view(np.int8)
+
+
+def _differences(name: str, have: AnyArray, want: AnyArray, bound: FloatArray) -> Iterable[str]:
+    far, of, columns = beyond(have, want, bound), "elements", bound.shape[-1]
+    if have.dtype == np.uint8:
+        have, want, of = _bits(have), _bits(want), "bits"
+        padding = np.count_nonzero(far[..., columns:])
+        if padding:
+            yield f"{name} has {padding} bits set after its {columns} columns, expected none"
+        far = far[..., :columns]
     if far.any():
         first = tuple(int(at) for at in np.argwhere(far)[0])
+        within = "" if of == "bits" else f" within {bound[first]:.3g}"
         yield (
-            f"{name}{list(first)} is {bits[first]}, expected {expected[first]} "
-            f"({int(far.sum())} of {far.size} bits differ)"
+            f"{name}{list(first)} is {float(have[first]):.9g}, expected {float(want[first]):.9g}{within} "
+            f"({int(far.sum())} of {far.size} {of} differ)"
         )
 
 

@@ -29,21 +29,17 @@ from .values import finite
 
 
 class _Declared(NamedTuple):
-    """A node by name, without the values that it is computed from, and the names of these."""
+    """A node without the values that it is computed from, and the names of these."""
 
-    name: str
     node: Node
     inputs: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        return f"{self.node.op if self.node.op in ('input', 'constant') else 'node'} {self.name!r}"
-
 
 class _Read(NamedTuple):
-    """An operand that a step of the chain reads by name, and what it asks of it if it is declared nowhere."""
+    """An operand that a step of the chain reads by name, of this kind and element type where it says so."""
 
-    name: str
     reader: str
+    name: str
     kind: str | None
     dtype: CutlassDtype | None
     default_kind: str | None
@@ -66,9 +62,10 @@ class EvtBuilder:
                 values where none is given.
         """
         self._compute_dtype = element_type(compute_dtype, "compute_dtype")
-        self._declared: list[_Declared] = []
+        self._declared = {ACCUMULATOR: _Declared(Node(ACCUMULATOR))}
         self._reads: list[_Read] = []
-        self._written: list[tuple[Output, str | None]] = []
+        self._stored: dict[str, tuple[Output, str]] = {}
+        self._unstored: list[Output] = []
         self._current = ACCUMULATOR
         self._chained = False
 
@@ -213,27 +210,27 @@ class EvtBuilder:
         """The tree.
 
         Raises:
-            InvalidOperandError: a cycle, a missing or repeated name, a node that nothing uses, an output that nothing
-                or two nodes are stored to, or what a tree refuses; names the node and the cure.
+            InvalidOperandError: a cycle, a missing name, a node that nothing uses, an output that nothing is stored to,
+                or what a tree refuses; names the node and the cure.
         """
-        declared, written = self._table(), self._outputs()
+        declared, stored = self._operands(), self._outputs()
         order = _ordered(declared)
-        used = set()
-        for output, name in written.values():
-            if name != ACCUMULATOR and name not in declared:
+        for output, name in stored.values():
+            if name not in declared:
                 raise InvalidOperandError(f"{name!r} is stored to {output.name!r}, but not declared: add the node")
-            used.add(name)
-        nodes = {ACCUMULATOR: Node(ACCUMULATOR)}
-        for name in order:
-            nodes[name] = replace(declared[name].node, inputs=tuple(nodes[value] for value in declared[name].inputs))
+        used = {ACCUMULATOR, *(name for _, name in stored.values())}
         for name in reversed(order):
             if name in used:
                 used.update(declared[name].inputs)
-        for name, unread in declared.items():
+        for name in declared:
             if name not in used:
+                unread = _shown(name, declared[name])
                 raise InvalidOperandError(f"no output uses {unread}: .output({RESULT!r}, ...) stores D; or remove it")
-        stores = {name: (output, nodes[node]) for name, (output, node) in written.items()}
-        return tree_of(stores, stored=self._compute_dtype, computed=self._compute_dtype)
+        nodes: dict[str, Node] = {}
+        for name in order:
+            nodes[name] = replace(declared[name].node, inputs=tuple(nodes[value] for value in declared[name].inputs))
+        written = {name: (output, nodes[node]) for name, (output, node) in stored.items()}
+        return tree_of(written, stored=self._compute_dtype, computed=self._compute_dtype)
 
     def _operand(self, name: str, kind: str, dtype: Any) -> Node:
         element = self._compute_dtype if dtype is None or kind == MASK else element_type(dtype, f"input {shown(name)}")
@@ -249,17 +246,32 @@ class EvtBuilder:
             raise InvalidOperandError(f"output {name!r} is a mask of bits: leave its dtype out")
         if name == RESULT and kind != MATRIX:
             raise InvalidOperandError(f"{node!r} is stored to {RESULT!r} as a {kind}; D is a matrix")
-        self._written.append((Output(name, kind, element, reduction), node))
+        output = Output(name, kind, element, reduction)
+        if node is None:
+            self._unstored.append(output)
+            return self
+        if name in self._stored:
+            raise InvalidOperandError(
+                f"{self._stored[name][1]!r} and {node!r} are both stored to {name!r}: choose another name"
+            )
+        self._stored[name] = output, node
         return self
 
     def _declare(self, name: str, node: Node, inputs: tuple[str, ...] = ()) -> EvtBuilder:
         expect(name, str, "name of a node", "a name")
-        self._declared.append(_Declared(name, node, inputs))
+        declared = _Declared(node, inputs)
+        if name == ACCUMULATOR:
+            raise InvalidOperandError(f"{_shown(name, declared)} has the name of the accumulator: choose another name")
+        if name in self._declared:
+            raise InvalidOperandError(
+                f"{_shown(name, declared)} is declared twice: choose another name for one of them"
+            )
+        self._declared[name] = declared
         return self
 
     def _name(self) -> str:
         """A name for the next declaration of the chain."""
-        return f"step {len(self._declared) + 1}"
+        return f"step {len(self._declared)}"
 
     def _step(self, op: str, *inputs: str, **attributes: Any) -> str:
         name = self._name()
@@ -286,55 +298,44 @@ class EvtBuilder:
             self.constant(name, source)
             return name
         element = None if dtype is None else element_type(dtype, f"input {source!r}")
-        self._reads.append(_Read(source, reader, kind, element, default_kind))
+        self._reads.append(_Read(reader, source, kind, element, default_kind))
         return source
 
-    def _table(self) -> dict[str, _Declared]:
+    def _operands(self) -> dict[str, _Declared]:
         """All declarations by name, with those of operands that steps of the chain name first."""
-        declared: dict[str, _Declared] = {}
-        for node in self._declared:
-            if node.name == ACCUMULATOR:
-                raise InvalidOperandError(f"{node} has the name of the accumulator: choose another name")
-            if node.name in declared:
-                raise InvalidOperandError(f"{node} is declared twice: choose another name for one of them")
-            declared[node.name] = node
+        declared = dict(self._declared)
         for read in self._reads:
-            known = declared.get(read.name)
             kind = read.kind or read.default_kind
-            if read.name != ACCUMULATOR and known is None and kind is not None:
-                declared[read.name] = _Declared(read.name, self._operand(read.name, kind, read.dtype))
-            elif known is not None and known.node.op == "input":
-                _check_read(read, known)
+            if read.name not in declared and kind is not None:
+                declared[read.name] = _Declared(self._operand(read.name, kind, read.dtype))
+            elif read.name in declared and declared[read.name].node.op == "input":
+                _check_read(read, declared[read.name].node)
         return declared
 
     def _outputs(self) -> dict[str, tuple[Output, str]]:
-        """The outputs by name, D included, each with the name of its node and what it was declared with."""
-        stored: dict[str, tuple[Output, str]] = {}
-        for output, node in self._written:
-            if node is not None:
-                if output.name in stored:
-                    raise InvalidOperandError(
-                        f"{stored[output.name][1]!r} and {node!r} are both stored to {output.name!r}: choose another "
-                        "name"
-                    )
-                stored[output.name] = output, node
+        """The outputs by name, D included, each with what it was declared with, and with the name of its node."""
+        stored = dict(self._stored)
         if RESULT not in stored:
-            if self._declared and not self._chained:
+            if len(self._declared) > 1 and not self._chained:
                 raise InvalidOperandError(f"nothing is stored to {RESULT!r}, which is D: .output({RESULT!r}, node)")
             stored[RESULT] = Output(RESULT, MATRIX, None), self._current
-        for output, node in self._written:
+        for output in self._unstored:
             if output.name not in stored:
                 raise InvalidOperandError(
                     f"output {output.name!r} is declared, but nothing is stored to it: "
                     f".output({output.name!r}, node), or remove it"
                 )
-            if node is None:
-                stored[output.name] = _merged(output, *stored[output.name])
+            stored[output.name] = _merged(output, *stored[output.name])
         return stored
 
 
-def _check_read(read: _Read, known: _Declared) -> None:
-    _, kind, dtype = known.node.attributes
+def _shown(name: str, declared: _Declared) -> str:
+    op = declared.node.op
+    return f"{op if op in ('input', 'constant') else 'node'} {name!r}"
+
+
+def _check_read(read: _Read, known: Node) -> None:
+    _, kind, dtype = known.attributes
     if read.kind not in (None, kind):
         raise InvalidOperandError(
             f"{known} is a {kind}, but {read.reader} reads it as a {read.kind}: choose another name for one of them"
@@ -371,16 +372,15 @@ def _ordered(declared: Mapping[str, _Declared]) -> list[str]:
     Raises:
         InvalidOperandError: names an input that is not declared, or the path of a cycle.
     """
-    for node in declared.values():
+    for reader, node in declared.items():
         for name in node.inputs:
-            if name != ACCUMULATOR and name not in declared:
+            if name not in declared:
                 raise InvalidOperandError(
-                    f"{node} reads {name!r}, which is not declared: declare it with .input, .constant or .node, or "
-                    "give the step its kind"
+                    f"{_shown(reader, node)} reads {name!r}, which is not declared: declare it with .input, .constant "
+                    "or .node, or give the step its kind"
                 )
     try:
-        order = list(TopologicalSorter({name: node.inputs for name, node in declared.items()}).static_order())
+        return list(TopologicalSorter({name: node.inputs for name, node in declared.items()}).static_order())
     except CycleError as error:
         circle = " -> ".join(map(repr, reversed(error.args[1])))
         raise InvalidOperandError(f"the nodes {circle} are a cycle: have one of them read something else") from None
-    return [name for name in order if name != ACCUMULATOR]

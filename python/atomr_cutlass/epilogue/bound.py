@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from .. import _core
 from ..arrays.views import BYTE
-from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.common import form_of
 from ..generator.epilogue.lower import SOURCE, epilogue_id, operand_kinds, split, with_source
 from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, ROW, SCALAR, EpilogueVisitorTree, Input, Output
-from ..pipeline.problem import GemmProblem, MatrixSpec, is_dense
+from ..pipeline.problem import GemmProblem, MatrixSpec
 
 Shape = tuple[int, ...]
 Layout = tuple[Shape, Shape]
@@ -65,11 +63,6 @@ class TreeArray:
         row_stride = 0 if self.kind == ROW else strides[-2]
         steps = (row_stride, 0 if self.kind == COLUMN else strides[-1])
         return MatrixSpec(shape, (*strides[:-2], *steps), self.dtype, self.alignment)
-
-    @property
-    def dense(self) -> bool:
-        """Whether nothing lies between the elements."""
-        return is_dense(self.shape, self.strides)
 
 
 @dataclass(frozen=True)
@@ -158,39 +151,6 @@ def array_shape(operand: Input | Output, shape: Shape) -> Shape:
     reduced: dict[str, Shape] = {SCALAR: (1,), ROW: (*batches, n), COLUMN: (*batches, m)}
     read: dict[str, Shape] = {SCALAR: (1,), ROW: (n,), COLUMN: (m, 1)}
     return (reduced if isinstance(operand, Output) else read).get(operand.kind, shape)
-
-
-def check_input(operand: Input, shape: Shape, dtype: CutlassDtype | None, result: Shape) -> None:
-    """Refuses an array that does not fit a tree's operand.
-
-    Args:
-        operand: the tree's operand.
-        shape: of the array.
-        dtype: its element type; None for bytes.
-        result: extents of D, (..., M, N).
-
-    Raises:
-        InvalidOperandError: says what was expected.
-    """
-    m, n = result[-2:]
-    if dtype is not operand.dtype:
-        given = "uint8" if dtype is None else dtype.value
-        wanted = "uint8, bits" if operand.dtype is None else operand.dtype.value
-        raise InvalidOperandError(f"{operand.name} is {given}; the epilogue reads {wanted}")
-    if operand.kind != SCALAR:
-        batches, own = result[:-2], shape[:-2]
-        missing = len(batches) - len(own)
-        if missing < 0 or any(x not in (1, y) for x, y in zip(own, batches[missing:], strict=True)):
-            raise InvalidOperandError(f"{operand.name} has shape {shape}, whose batches do not broadcast to {result}")
-    inner = {SCALAR: (1, 1), ROW: (1, n), COLUMN: (m, 1), MATRIX: (m, n), MASK: (m, -(-n // 8))}[operand.kind]
-    fits = shape[-2:] == inner or (operand.kind == ROW and shape == (n,))
-    if operand.kind == SCALAR:
-        fits = math.prod(shape) == 1
-    if not fits:
-        wanted = {SCALAR: "one element", ROW: f"({n},) or (..., 1, {n})"}.get(
-            operand.kind, f"(..., {inner[0]}, {inner[1]})"
-        )
-        raise InvalidOperandError(f"{operand.name} has shape {shape}; the epilogue reads a {operand.kind}: {wanted}")
 
 
 def problem_of(problem: GemmProblem, fusion: Fusion, base: str) -> list[GemmProblem]:

@@ -11,6 +11,7 @@ from ..generator.epilogue.lower import is_common
 from ..generator.epilogue.tree import MASK, MATRIX
 from ..generator.key import KernelKey
 from ..pipeline.plan import Address, Steps, moved
+from ..pipeline.problem import is_dense
 from .bound import Fusion, Shape, TreeArray, source_number
 
 
@@ -52,7 +53,7 @@ class FusedOperands:
             )
             self._places.append(place)
             if written and (operand.reduction or (operand.kind == MASK and clear_masks)):
-                if not operand.dense:
+                if not is_dense(operand.shape, operand.strides):
                     raise UnsupportedError(
                         f"{operand.name} has strides {operand.strides}: it is cleared first and must be dense"
                     )

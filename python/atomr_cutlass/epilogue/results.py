@@ -20,7 +20,7 @@ from ..generator.epilogue.tree import MASK, MATRIX, RESULT, ROW, SCALAR, Epilogu
 from ..generator.rules import supports_grouped_tree, supports_tree
 from ..pipeline.operand_table import spec_of
 from ..pipeline.problem import MatrixSpec, row_major
-from .bound import Fusion, GroupedFusion, GroupOperand, Layout, Shape, array_shape, check_input, fusion_of
+from .bound import Fusion, GroupedFusion, GroupOperand, Layout, Shape, array_shape, fusion_of
 from .trace import Operand, operand_of, readings
 
 Views = tuple[_core.Operand, ...]
@@ -76,8 +76,23 @@ class MatrixResult:
 
     def check_input(self, operand: Input, view: _core.Operand) -> None:
         """Refuses an array that does not fit a tree's operand."""
-        shape, _ = self.as_matrix(operand.name, view.shape, view.strides)
-        check_input(operand, shape, _element(view, operand.name), self.matrix)
+        name, kind = operand.name, operand.kind
+        shape, _ = self.as_matrix(name, view.shape, view.strides)
+        _check_type(operand, view, name)
+        *batches, m, n = self.matrix
+        inner = array_shape(operand, (m, n))
+        if kind == SCALAR:
+            wanted, fits = "one element", math.prod(shape) == 1
+        else:
+            missing = len(batches) - len(shape[:-2])
+            if missing < 0 or any(x not in (1, y) for x, y in zip(shape[:-2], batches[missing:], strict=True)):
+                raise InvalidOperandError(f"{name} has shape {shape}, whose batches do not broadcast to {self.matrix}")
+            if kind == ROW:
+                wanted, fits = f"({n},) or (..., 1, {n})", shape == inner or shape[-2:] == (1, n)
+            else:
+                wanted, fits = f"(..., {inner[0]}, {inner[1]})", shape[-2:] == inner
+        if not fits:
+            raise InvalidOperandError(f"{name} has shape {shape}; the epilogue reads a {kind}: {wanted}")
 
     def check_output(self, output: Output, view: _core.Operand) -> None:
         """Refuses an array that a tree cannot write."""
@@ -305,13 +320,10 @@ class GroupedResult:
                 raise InvalidOperandError(
                     f"{name} has shape {view.shape}; expected {self._expected(operand.kind, index)}"
                 )
-            matrix = self._matrix(index)
-            dtype = None if view.dtype == BYTE else operands.dtype_of(view, name)
-            shape = matrix[1:] if operand.kind == ROW else (1,)
-            check_input(Input(name, operand.kind, operand.dtype), shape, dtype, matrix)
+            _check_type(operand, view, name)
 
     def check_output(self, output: Output, views: Views) -> None:
-        """There is no output but D: see `refuse_tree`."""
+        """There is no output but D: see `check_tree`."""
 
     def check_apart(
         self, tree: EpilogueVisitorTree, product: Mapping[str, Views], views: Mapping[str, Views]
@@ -324,16 +336,13 @@ class GroupedResult:
             }
             check_out({RESULT: out, **read}, read)
 
-    def of_operand(self, name: str, views: Mapping[str, _core.Operand]) -> Views:
-        """An operand's arrays, of views by label."""
-        return tuple(views[self.label(name, index)] for index in range(self.number if name in self.lists else 1))
-
     def fusion(self, tree: EpilogueVisitorTree, views: Mapping[str, _core.Operand]) -> GroupedFusion:
         """A tree with the arrays of a launch: views of its operands, by label."""
 
         def operand(declared: Input) -> GroupOperand:
-            arrays = (spec_of(view, declared.name) for view in self.of_operand(declared.name, views))
-            return GroupOperand(declared.name, declared.kind, tuple(arrays))
+            name = declared.name
+            labels = [self.label(name, index) for index in range(self.number if name in self.lists else 1)]
+            return GroupOperand(name, declared.kind, tuple(spec_of(views[label], name) for label in labels))
 
         return GroupedFusion(tree, tuple(map(operand, tree.inputs)))
 
@@ -411,3 +420,10 @@ def common_dtype(views: Mapping[str, _core.Operand]) -> CutlassDtype:
         if other is not dtype:
             raise InvalidOperandError(f"{label} is {other.value}, and {first} {dtype.value}: give one dtype")
     return dtype
+
+
+def _check_type(operand: Input, view: _core.Operand, name: str) -> None:
+    if _element(view, name) is not operand.dtype:
+        given = "uint8" if view.dtype == BYTE else operands.dtype_of(view, name).value
+        wanted = "uint8, bits" if operand.dtype is None else operand.dtype.value
+        raise InvalidOperandError(f"{name} is {given}; the epilogue reads {wanted}")

@@ -286,29 +286,21 @@ def _signature(function: Any, title: str) -> inspect.Signature:
 
 def _check_parameters(signature: inspect.Signature, title: str, given: Mapping[str, Any]) -> str:
     """Refuses operands that do not match the parameters; returns the accumulator's name."""
-    variadic = [
-        str(parameter)
-        for parameter in signature.parameters.values()
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
+    parameters = list(signature.parameters.values())
+    variadic = [str(one) for one in parameters if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     if variadic:
         raise InvalidOperandError(f"{title} takes {' and '.join(variadic)}: name each operand as a parameter")
-    accumulator = next(iter(signature.parameters.values()), None)
-    if accumulator is None or accumulator.kind is accumulator.KEYWORD_ONLY:
+    if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
         raise InvalidOperandError(f"{title} has no parameter for the accumulator: give it a first one")
-    parameters = list(signature.parameters.values())[1:]
-    names = [parameter.name for parameter in parameters]
+    accumulator, *operands = parameters
+    names = [one.name for one in operands]
     unknown = [name for name in given if name not in names]
     if unknown:
         raise InvalidOperandError(
             f"{title} has no parameter for {_listed(unknown)}; its operands are {_listed(names) or 'none'} "
             f"({accumulator.name!r} is the accumulator)"
         )
-    missing = [
-        parameter.name
-        for parameter in parameters
-        if parameter.default is parameter.empty and parameter.name not in given
-    ]
+    missing = [one.name for one in operands if one.default is one.empty and one.name not in given]
     if missing:
         raise InvalidOperandError(f"{title} needs {_listed(missing)}: give an array or a number for each by its name")
     return accumulator.name

@@ -46,14 +46,16 @@ class Probe(NamedTuple):
     Attributes:
         problem: the operation's, which a launch is given.
         views: of a, b and out, on the GPU.
-        acc: what the tree gets, (M, N).
-        error: how far the kernel's may be from it.
+        acc: what the tree gets, (M, N): sums of products.
+        absolute: the sums of the products' magnitudes.
+        k: the number of products in a sum.
     """
 
     problem: Any
     views: dict[str, _core.Operand]
     acc: Array
-    error: Array
+    absolute: Array
+    k: int
 
 
 MakeProbe = Callable[[KernelKey, np.random.Generator, int], Probe]
@@ -157,20 +159,10 @@ def _differences(key: KernelKey, epilogue: str, device: int, launch: Launch, mak
     launch(made.problem, fusion_of(tree, views), views)
     got = {name: operands.download(views[name]) for name in (RESULT, *(operand.name for operand in tree.outputs))}
     got[RESULT] = got[RESULT].reshape(m, n)
-    return mismatches(tree, got, made.acc, made.error, given, out_dtype=key.d)
-
-
-def math_of(key: KernelKey) -> str:
-    """The math mode of the reference for a kernel."""
-    return "default" if key.math == numerics.FAST else key.math
-
-
-def error_of(key: KernelKey, k: int, acc: Array, absolute: Array) -> Array:
-    """How far a kernel's accumulators may be from `acc`, sums of `k` products whose magnitudes add up to `absolute`."""
     exact = CutlassDtype.F64 if key.acc is CutlassDtype.F64 else CutlassDtype.F32
-    limits = tolerance(key.a, exact, k, key.math)
-    error: Array = limits.atol_factor * absolute + limits.rtol * np.abs(acc)
-    return error
+    limits = tolerance(key.a, exact, made.k, key.math)
+    error = limits.atol_factor * made.absolute + limits.rtol * np.abs(made.acc)
+    return mismatches(tree, got, made.acc, error, given, out_dtype=key.d)
 
 
 def normal(random: np.random.Generator, shape: tuple[int, ...], dtype: CutlassDtype) -> Array:

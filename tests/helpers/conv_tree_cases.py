@@ -250,12 +250,14 @@ def _input_layout(operand: Input, image: Shape, dice: Dice) -> Layout:
     if operand.kind == ROW:
         return Layout((image[-1],), operand.dtype, "r", dice.choose((0, 0, 1)), dice.choose((0, 1)))
     pads = (0, 0, 16, 3) if operand.kind == MATRIX else (0, 1)
-    return Layout(ImageResult(image)._shape(operand), operand.dtype, "r", dice.choose(pads), dice.choose((0, 0, 1)))
+    return Layout(
+        ImageResult(image).array_shape(operand), operand.dtype, "r", dice.choose(pads), dice.choose((0, 0, 1))
+    )
 
 
 def _output_layout(output: Output, image: Shape, dice: Dice) -> Layout:
     pad = dice.choose((0, 0, 8, 1)) if output.kind == MATRIX and not output.reduction else 0
-    return Layout(ImageResult(image)._shape(output), output.dtype, "r", pad, dice.choose((0, 1)))
+    return Layout(ImageResult(image).array_shape(output), output.dtype, "r", pad, dice.choose((0, 1)))
 
 
 def block(acc: Any, scale: Any, bias: Any, residual: Any) -> Any:
@@ -310,7 +312,7 @@ def _traced(
         kinds[key] = evt.operand_of(shape, *image.matrix, array.dtype or (1, 8), key)
     tree = evt.trace(function, kinds, out_dtype=d or a, compute_dtype=D.F32).tree
     inputs = {operand.name: operands[operand.name] for operand in tree.inputs}
-    outputs = {output.name: Layout(image.output_shape(output), output.dtype) for output in tree.outputs}
+    outputs = {output.name: Layout(image.array_shape(output), output.dtype) for output in tree.outputs}
     alpha = 1.0 / math.sqrt(w[1] * w[2] * x[3])
     return ConvCase(
         name, tree, op, a, d or a, x, w, 1, 1, inputs, outputs, function=function, layout=layout, alpha=alpha

@@ -334,7 +334,7 @@ def _random_case(seed: int, a: D, precision: str | None, d: D, setup: _Setup, ar
         operand.name: _input_layout(operand.kind, shapes[operand.name], operand.dtype, setup, d, dice)
         for operand in tree.inputs
     }
-    outputs = {output.name: _output_layout(output, fused.output_shape(output, shape), dice) for output in tree.outputs}
+    outputs = {output.name: _output_layout(output, fused.array_shape(output, shape), dice) for output in tree.outputs}
     kind = f"{a.value}{f'-{precision}' if precision else ''}-{d.value}"
     extents = "x".join(map(str, (*shape, setup.k)))
     return Case(
@@ -506,7 +506,7 @@ def _traced(
         n,
         k,
         operands,
-        {output.name: Layout(fused.output_shape(output, (m, n)), output.dtype) for output in traced.tree.outputs},
+        {output.name: Layout(fused.array_shape(output, (m, n)), output.dtype) for output in traced.tree.outputs},
         function=function,
         names=traced.names,
         precision=precision,

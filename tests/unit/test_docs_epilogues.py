@@ -17,7 +17,7 @@ from atomr_cutlass.arrays import operands
 from atomr_cutlass.arrays.numerics import numpy_dtype
 from atomr_cutlass.epilogue import bound as fused
 from atomr_cutlass.epilogue import functions
-from atomr_cutlass.epilogue.bind import BoundEpilogue, bias_and_activation, bind
+from atomr_cutlass.epilogue.bind import BoundEpilogue, bind
 from atomr_cutlass.epilogue.results import ImageResult, MatrixResult
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
@@ -26,6 +26,8 @@ from atomr_cutlass.generator.epilogue.tree import MAX_NODES, MAX_OPERANDS
 from atomr_cutlass.generator.rules import FP8_TYPES, accumulator
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline.call_options import CallOptions
+from atomr_cutlass.pipeline.invocation import Call
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -130,13 +132,11 @@ def assert_served(arch: SmArch, **call: Any) -> None:
     dtype = operands.dtype_of(views["a"], "a")
     for name in ("scale_a", "scale_b", "out_dtype"):
         call.pop(name, None)
-    if tree is None:
-        tree, call = bias_and_activation(call.get("bias"), call.pop("activation", None)), {"bias": call.get("bias")}
-        call = {name: array for name, array in call.items() if array is not None}
-    epilogue = bound(tree, call, MatrixResult(shape), views, d)
+    options = CallOptions(activation=call.pop("activation", None))
+    epilogue = bound(tree, call, MatrixResult(shape), views, d, options)
     written = {
         one.name: operands.as_operand(
-            np.empty(fused.output_shape(one, shape), numpy_dtype(one.dtype) if one.dtype else np.uint8)
+            np.empty(fused.array_shape(one, shape), numpy_dtype(one.dtype) if one.dtype else np.uint8)
         )
         for one in epilogue.tree.outputs
     }
@@ -155,10 +155,17 @@ def assert_served(arch: SmArch, **call: Any) -> None:
 
 
 def bound(
-    epilogue: Any, arrays: dict[str, Any], result: MatrixResult, views: dict[str, Any], d: CutlassDtype
+    epilogue: Any,
+    arrays: dict[str, Any],
+    result: MatrixResult,
+    views: dict[str, Any],
+    d: CutlassDtype,
+    options: CallOptions = CallOptions(),  # noqa: B008 - a tuple
 ) -> BoundEpilogue[MatrixResult]:
     acc = accumulator(operands.dtype_of(views["a"], "a"))
-    return bind(epilogue, arrays, result, views, taken=views, out=None, out_dtype=d, fixed=False, acc=acc)
+    own = {name: arrays.pop(name, None) for name in ("bias", "c")}
+    call = Call(pytest.fail, own, None, options, epilogue, arrays)
+    return bind(call, result, views, taken=views, out_dtype=d, acc=acc)
 
 
 def assert_convolution_served(x: Any, w: Any, *, returned: Any, epilogue: Any, padding: int = 0, **arrays: Any) -> None:

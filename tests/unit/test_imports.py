@@ -36,7 +36,7 @@ LAYERS = (
      "ops.gated_gemm.reference", "ops.gemm.reference", "ops.quantize.formats", "pipeline.operation",
      "pipeline.pack_build", "pipeline.select",
      "reference.tree_error"),
-    ("cli.options", "epilogue.groups", "epilogue.results", "epilogue.validate", "ops.gemm.divided", "ops.gemm.scaled",
+    ("cli.options", "epilogue.results", "epilogue.validate", "ops.gemm.divided", "ops.gemm.scaled",
      "ops.gemm.search", "ops.gemm.transposed", "ops.grouped_gemm.kernels", "ops.grouped_gemm.reference",
      "ops.quantize.operation", "pipeline.bindings", "pipeline.explanation", "pipeline.invocation", "pipeline.pack_nvcc",
      "pipeline.planning", "pipeline.probe", "pipeline.profiler_csv", "reference"),

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -18,23 +18,19 @@ from ..arrays.operands import BYTE
 from ..checks import NUMBERS
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
-from ..generator.epilogue import common
-from ..generator.epilogue.ops import ACTIVATIONS
+from ..generator.epilogue.common import bias_and_activation
 from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree, Output
 from ..pipeline import invocation
 from ..reference.tree import evaluate as evaluate_tree
 from .bound import Fusion
-from .results import MatrixResult, operand_names
+from .results import GroupedResult, MatrixResult, operand_names
 from .trace import Operand, Traced, trace
 
-if TYPE_CHECKING:
-    from .groups import GroupedResult
-
-Result: TypeAlias = "MatrixResult | GroupedResult"
+Result: TypeAlias = MatrixResult | GroupedResult
 """The result that a tree is computed over. Of a matrix, an operand has one view; of groups, one or those of a list."""
 
-ResultT = TypeVar("ResultT", bound="Result")
-ResultT_co = TypeVar("ResultT_co", bound="Result", covariant=True)
+ResultT = TypeVar("ResultT", bound=Result)
+ResultT_co = TypeVar("ResultT_co", bound=Result, covariant=True)
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ class BoundEpilogue(Generic[ResultT_co]):
     def results(self: BoundEpilogue[MatrixResult]) -> dict[str, invocation.Result]:
         """The arrays that are written, by name; D comes last."""
         written = {
-            output.name: (self.result.output_shape(output), BYTE if output.dtype is None else output.dtype.dlpack)
+            output.name: (self.result.array_shape(output), BYTE if output.dtype is None else output.dtype.dlpack)
             for output in self.tree.outputs
         }
         written[RESULT] = (self.result.shape, self.dtype.dlpack)
@@ -74,13 +70,9 @@ class BoundEpilogue(Generic[ResultT_co]):
             for name, (shape, element) in written.items()
         }
 
-    def of_tree(self, views: Mapping[str, _core.Operand]) -> dict[str, _core.Operand]:
-        """Those of the tree's operands, inputs first."""
-        return {name: views[name] for name in operand_names(self.tree)}
-
     def fusion(self: BoundEpilogue[MatrixResult], views: Mapping[str, _core.Operand]) -> Fusion:
-        """The tree as part of a problem; `views` are those of all its operands, by name."""
-        return self.result.fusion(self.tree, self.of_tree(views))
+        """The tree as part of a problem; `views` has those of all its operands, by name."""
+        return self.result.fusion(self.tree, views)
 
     def evaluate(
         self: BoundEpilogue[MatrixResult],
@@ -96,76 +88,28 @@ class BoundEpilogue(Generic[ResultT_co]):
             fetch: makes a host array of a view.
             scale_d: multiplies D.
         """
-        read = {name: fetch(self.result.flat(name, view)) for name, view in self.inputs.items()}
+        read = {
+            name: fetch(view).reshape(self.result.as_matrix(name, view.shape, view.strides)[0])
+            for name, view in self.inputs.items()
+        }
         found = evaluate_tree(
             self.tree, acc.reshape(self.result.matrix), read, out_dtype=self.dtype, scale_d=scale_d
         )  # fmt: skip
-        shapes = {output.name: self.result.output_shape(output) for output in self.tree.outputs}
+        shapes = {output.name: self.result.array_shape(output) for output in self.tree.outputs}
         return {name: values.reshape(shapes.get(name, self.result.shape)) for name, values in found.items()}
 
 
+def operands_of(call: invocation.Call) -> dict[str, Any]:
+    """The arguments for what follows a product, by name: arrays, and of a function also numbers."""
+    given, c = dict(call.others), call.arrays["c"]
+    if call.arrays["bias"] is not None:
+        given["bias"] = call.arrays["bias"]
+    if call.epilogue is not None and c is not None and call.c is None:
+        given["c"] = c
+    return given
+
+
 def bind(
-    epilogue: Any,
-    given: Mapping[str, Any],
-    result: ResultT,
-    product: Mapping[str, Any],
-    *,
-    taken: Collection[str],
-    out: Any,
-    out_dtype: CutlassDtype,
-    fixed: bool,
-    acc: CutlassDtype,
-) -> BoundEpilogue[ResultT]:
-    """Binds an epilogue to arrays.
-
-    Args:
-        epilogue: a tree, a function, or what `bias_and_activation` gave.
-        given: arrays by name, and of a function also numbers.
-        result: the result that the tree is computed over.
-        product: views of the product's operands and, as `out`, of the array for D if there is one.
-        taken: names that the tree's operands cannot have.
-        out: the array for D; None for a new one.
-        out_dtype: of D, unless the epilogue decides it.
-        fixed: whether the caller has said so, and the epilogue may not.
-        acc: type of the accumulator.
-
-    Raises:
-        InvalidOperandError: an operand is missing, unknown, of a wrong shape, dtype or device, has the name of one of
-            the product's or shares memory with a result; or the tree decides another element type than the caller.
-        UnsupportedError: the function cannot be traced, no kernel evaluates the tree, or an array does not lie as
-            kernels read it.
-    """
-    numbers = {name: value for name, value in given.items() if isinstance(value, NUMBERS)}
-    arrays = {name: value for name, value in given.items() if name not in numbers}
-    views: dict[str, Any] = {name: result.view(array, name) for name, array in arrays.items()}
-    traced, counting = traced_of(
-        epilogue, views, numbers, lambda name: result.operand(name, views[name]), out_dtype=out_dtype, acc=acc
-    )
-    tree, views = traced.tree, {name: views[name] for name in counting}
-    result.check_tree(tree, acc, tree.result_dtype or out_dtype)
-    for name in operand_names(tree):
-        if name in taken:
-            raise InvalidOperandError(f"the epilogue calls an operand {name!r}, as the product does: rename it")
-    check_names(tree, views)
-    for operand in tree.inputs:
-        result.check_input(operand, views[operand.name])
-    written = [output for output in tree.outputs if output.name in views]
-    for output in written:
-        refuse_jax_out(arrays[output.name], output.name)
-        result.check_output(output, views[output.name])
-    check_devices(_labelled(result, {**product, **views}))
-    result.check_apart(tree, product, views)
-    outputs = {output.name: views[output.name] for output in written}
-    own = {output.name: arrays[output.name] for output in written}
-    if RESULT in product:
-        outputs |= result.labelled(RESULT, product[RESULT])
-        own[RESULT] = out
-    dtype = decided(tree, out_dtype, fixed=fixed)
-    inputs = _labelled(result, {operand.name: views[operand.name] for operand in tree.inputs})
-    return BoundEpilogue(traced, result, dtype, inputs, outputs, own)
-
-
-def bind_call(
     call: invocation.Call,
     result: ResultT,
     product: Mapping[str, Any],
@@ -185,34 +129,54 @@ def bind_call(
         acc: type of the accumulator.
 
     Raises:
-        InvalidOperandError, UnsupportedError: as `bind`.
+        InvalidOperandError: an operand is missing, unknown, of a wrong shape, dtype or device, has the name of one of
+            the product's or shares memory with a result; or the tree decides another element type than the caller.
+        UnsupportedError: the function cannot be traced, no kernel evaluates the tree, or an array does not lie as
+            kernels read it.
     """
-    arrays, epilogue, own_c = call.arrays, call.epilogue, "c" in product
-    given = dict(call.others)
-    if arrays["bias"] is not None:
-        given["bias"] = arrays["bias"]
+    given, epilogue, own_c = operands_of(call), call.epilogue, "c" in product
+    # A number is a constant of a function; it is no bias.
+    numbers = {name: x for name, x in given.items() if isinstance(x, NUMBERS) and epilogue is not None}
+    arrays = {name: array for name, array in given.items() if name not in numbers}
+    views: dict[str, Any] = {name: result.view(array, name) for name, array in arrays.items()}
     if epilogue is None:
-        epilogue = bias_and_activation(arrays["bias"], call.options.activation)
-    elif arrays["c"] is not None and not own_c:
-        given["c"] = arrays["c"]
-    return bind(
-        epilogue,
-        given,
-        result,
-        product,
-        taken=(*taken, "c") if own_c else taken,
-        out=call.out,
-        out_dtype=out_dtype,
-        fixed=call.options.out_dtype is not None or RESULT in product or own_c,
-        acc=acc,
+        bias = result.bias_type(views["bias"]) if "bias" in views else None
+        epilogue = bias_and_activation(bias, call.options.activation)
+    traced, counting = _traced(
+        epilogue, views, numbers, lambda name: result.operand(name, views[name]), out_dtype=out_dtype, acc=acc
     )
+    tree, views = traced.tree, {name: views[name] for name in counting}
+    result.check_tree(tree, acc, tree.result_dtype or out_dtype)
+    for name in operand_names(tree):
+        if name in taken or (name == "c" and own_c):
+            raise InvalidOperandError(f"the epilogue calls an operand {name!r}, as the product does: rename it")
+    _check_names(tree, views)
+    for operand in tree.inputs:
+        result.check_input(operand, views[operand.name])
+    written = [output for output in tree.outputs if output.name in views]
+    for output in written:
+        refuse_jax_out(arrays[output.name], output.name)
+        result.check_output(output, views[output.name])
+    check_devices(_labelled(result, {**product, **views}))
+    result.check_apart(tree, product, views)
+    outputs = {output.name: views[output.name] for output in written}
+    own = {output.name: arrays[output.name] for output in written}
+    if RESULT in product:
+        outputs |= result.labelled(RESULT, product[RESULT])
+        own[RESULT] = call.out
+    if tree.result_dtype not in (None, out_dtype) and (call.options.out_dtype or RESULT in product or own_c):
+        raise InvalidOperandError(
+            f"the epilogue casts D to {tree.result_dtype.value}; out, out_dtype or c say {out_dtype.value}"
+        )
+    inputs = _labelled(result, {operand.name: views[operand.name] for operand in tree.inputs})
+    return BoundEpilogue(traced, result, tree.result_dtype or out_dtype, inputs, outputs, own)
 
 
 def _labelled(result: Result, views: Mapping[str, Any]) -> dict[str, _core.Operand]:
     return {label: view for name, some in views.items() for label, view in result.labelled(name, some).items()}
 
 
-def traced_of(
+def _traced(
     epilogue: Any,
     names: Collection[str],
     numbers: Mapping[str, Any],
@@ -221,28 +185,18 @@ def traced_of(
     out_dtype: CutlassDtype,
     acc: CutlassDtype,
 ) -> tuple[Traced, list[str]]:
-    """The tree of an epilogue, and the names of the arrays that count: not those of parameters that go unused.
-
-    Args:
-        epilogue: a tree, a function, or a tree that is traced.
-        names: of the arrays that are given.
-        numbers: what else is, by name; of a function only.
-        operand: what the array of a name is.
-        out_dtype: of the result, unless the epilogue decides it.
-        acc: type of the accumulator.
-
-    Raises:
-        InvalidOperandError: numbers are given to a tree, or as `operand` does.
-        UnsupportedError: the function cannot be traced.
-    """
+    """The tree of an epilogue, and the names of the arrays that count: not those of parameters that go unused."""
     if isinstance(epilogue, (EpilogueVisitorTree, Traced)):
         if numbers:
             raise InvalidOperandError(
                 f"{', '.join(numbers)}: a tree takes arrays; give an array of one element, or a function with numbers"
             )
         return epilogue if isinstance(epilogue, Traced) else Traced.of_tree(epilogue), list(names)
+    try:
+        parameters = set(inspect.signature(epilogue).parameters)
+    except (TypeError, ValueError):
+        parameters = set(names)  # `trace` says that it has no signature
     # A name that is no parameter is an array for a result.
-    parameters = _parameters(epilogue, names)
     kinds = {name: operand(name) for name in names if name in parameters}
     compute = CutlassDtype.F64 if acc is CutlassDtype.F64 else CutlassDtype.F32
     traced = trace(epilogue, {**kinds, **numbers}, out_dtype=out_dtype, compute_dtype=compute)
@@ -250,24 +204,16 @@ def traced_of(
     return traced, [name for name in names if name in used or name not in parameters]
 
 
-def _parameters(epilogue: Any, names: Iterable[str]) -> set[str]:
-    """The names that a function's signature has; all of them where it has none, of which `trace` then says so."""
-    try:
-        return set(inspect.signature(epilogue).parameters)
-    except (TypeError, ValueError):
-        return set(names)
-
-
-def bias_and_activation(bias: Any, activation: str | None) -> EpilogueVisitorTree:
-    """The tree of act(acc + bias) for an array, or for no bias.
-
-    Raises:
-        InvalidOperandError: the bias is no array of a known element type, or the activation is unknown.
-    """
-    if activation is not None and not isinstance(activation, str):
-        raise InvalidOperandError(f"activation is {activation!r}; expected None or one of {', '.join(ACTIVATIONS)}")
-    dtype = None if bias is None else operands.dtype_of(operands.as_operand(bias, "bias"), "bias")
-    return common.bias_and_activation(dtype, activation)
+def _check_names(tree: EpilogueVisitorTree, given: Collection[str]) -> None:
+    """Refuses arrays that a tree has no operand for, and inputs without an array."""
+    inputs, outputs = ([operand.name for operand in some] for some in (tree.inputs, tree.outputs))
+    unknown = [name for name in given if name not in inputs and name not in outputs]
+    missing = [name for name in inputs if name not in given]
+    if unknown:
+        known = ", ".join([*inputs, *outputs]) or "none"
+        raise InvalidOperandError(f"the epilogue has no operand {', '.join(unknown)}; its operands are {known}")
+    if missing:
+        raise InvalidOperandError(f"the epilogue reads {', '.join(missing)}: give an array for each by its name")
 
 
 def refuse_scale_d(scale_d: Any) -> None:
@@ -289,39 +235,3 @@ def reduce_nothing(outputs: Iterable[Output], views: Mapping[str, _core.Operand]
         if output.reduction and output.dtype is not None:
             view, value = views[output.name], -math.inf if output.reduction == "max" else 0.0
             operands.write_async(np.full(view.shape, value, numpy_dtype(output.dtype)), view, stream)
-
-
-def check_names(tree: EpilogueVisitorTree, given: Collection[str]) -> None:
-    """Refuses arrays that a tree has no operand for, and inputs without an array.
-
-    Raises:
-        InvalidOperandError: names them.
-    """
-    inputs, outputs = ([operand.name for operand in some] for some in (tree.inputs, tree.outputs))
-    unknown = [name for name in given if name not in inputs and name not in outputs]
-    missing = [name for name in inputs if name not in given]
-    if unknown:
-        known = ", ".join([*inputs, *outputs]) or "none"
-        raise InvalidOperandError(f"the epilogue has no operand {', '.join(unknown)}; its operands are {known}")
-    if missing:
-        raise InvalidOperandError(f"the epilogue reads {', '.join(missing)}: give an array for each by its name")
-
-
-def decided(tree: EpilogueVisitorTree, result: CutlassDtype, *, fixed: bool) -> CutlassDtype:
-    """The result's element type, which a tree may decide.
-
-    Args:
-        tree: what makes the result.
-        result: what it is otherwise.
-        fixed: whether out, out_dtype or c have said so.
-
-    Raises:
-        InvalidOperandError: they say another than the tree.
-    """
-    if tree.result_dtype is None or tree.result_dtype is result:
-        return result
-    if fixed:
-        raise InvalidOperandError(
-            f"the epilogue casts D to {tree.result_dtype.value}; out, out_dtype or c say {result.value}"
-        )
-    return tree.result_dtype

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from .. import _core
-from ..arrays.views import BYTE, dtype_of
-from ..errors import InvalidOperandError
+from ..arrays.views import BYTE
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.common import form_of
 from ..generator.epilogue.lower import SOURCE, epilogue_id, operand_kinds, split, with_source
 from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, ROW, SCALAR, EpilogueVisitorTree, Input, Output
-from ..pipeline.problem import GemmProblem, MatrixSpec, is_dense
+from ..pipeline.problem import GemmProblem, MatrixSpec
 
 Shape = tuple[int, ...]
+Layout = tuple[Shape, Shape]
+"""Extents and strides of an array, in elements."""
 
 _TMA_ALIGNMENT = 16
 
@@ -42,7 +42,7 @@ class TreeArray:
     dtype: CutlassDtype
     reduction: str = ""
     alignment: int = 16
-    slot: tuple[Shape, Shape] | None = None
+    slot: Layout | None = None
 
     @property
     def element(self) -> tuple[int, int]:
@@ -64,11 +64,6 @@ class TreeArray:
         steps = (row_stride, 0 if self.kind == COLUMN else strides[-1])
         return MatrixSpec(shape, (*strides[:-2], *steps), self.dtype, self.alignment)
 
-    @property
-    def dense(self) -> bool:
-        """Whether nothing lies between the elements."""
-        return is_dense(self.shape, self.strides)
-
 
 @dataclass(frozen=True)
 class Fusion:
@@ -88,14 +83,6 @@ class Fusion:
     def arrays(self) -> tuple[TreeArray, ...]:
         """The operands in the order in which kernels take them."""
         return self.inputs + self.outputs
-
-    def placed(self, layouts: Mapping[str, tuple[Shape, Shape]]) -> Fusion:
-        """The fusion with extents and strides of the arrays in calls, by name."""
-        inputs, outputs = (
-            tuple(dataclasses.replace(array, slot=layouts[array.name]) for array in arrays)
-            for arrays in (self.inputs, self.outputs)
-        )
-        return Fusion(self.tree, inputs, outputs)
 
 
 @dataclass(frozen=True)
@@ -130,67 +117,40 @@ class GroupedFusion:
     inputs: tuple[GroupOperand, ...] = ()
 
 
-def fusion_of(tree: EpilogueVisitorTree, views: Mapping[str, _core.Operand]) -> Fusion:
-    """A tree with the arrays of a launch.
+def fusion_of(
+    tree: EpilogueVisitorTree,
+    arrays: Mapping[str, _core.Operand | MatrixSpec],
+    placed: Callable[[str, Shape, Shape, str], tuple[Shape, Shape, Layout | None]] | None = None,
+) -> Fusion:
+    """A tree with arrays.
 
     Args:
         tree: the tree.
-        views: of all its inputs and outputs, by name.
+        arrays: of all its inputs and outputs, by name.
+        placed: of an array's name, extents, strides and reduction: extents and strides as the tree sees them, and
+            TreeArray's `slot`. None where the tree sees all arrays as they are.
     """
 
-    def array(name: str, kind: str, reduction: str = "") -> TreeArray:
-        view = views[name]
-        dtype = CutlassDtype.I8 if kind == MASK else dtype_of(view, name)
-        return TreeArray(name, kind, view.shape, view.strides, dtype, reduction, view.alignment)
+    def array(operand: Input | Output, reduction: str = "") -> TreeArray:
+        given = arrays[operand.name]
+        shape, strides, slot = given.shape, given.strides, None
+        if placed is not None:
+            shape, strides, slot = placed(operand.name, shape, strides, reduction)
+        dtype = operand.dtype or CutlassDtype.I8
+        return TreeArray(operand.name, operand.kind, shape, strides, dtype, reduction, given.alignment, slot)
 
-    return Fusion(
-        tree,
-        tuple(array(operand.name, operand.kind) for operand in tree.inputs),
-        tuple(array(operand.name, operand.kind, operand.reduction) for operand in tree.outputs),
-    )
+    outputs = tuple(array(output, output.reduction) for output in tree.outputs)
+    return Fusion(tree, tuple(map(array, tree.inputs)), outputs)
 
 
-def output_shape(output: Output, shape: Shape) -> Shape:
-    """The extents of an output of a tree over a result of this shape (..., M, N)."""
+def array_shape(operand: Input | Output, shape: Shape) -> Shape:
+    """The extents of the array for an operand of a tree over a result of this shape (..., M, N)."""
     *batches, m, n = shape
-    if output.kind == MASK:
+    if operand.kind == MASK:
         return (*batches, m, -(-n // 8))
-    if not output.reduction:
-        return shape
-    return {SCALAR: (1,), ROW: (*batches, n), COLUMN: (*batches, m)}[output.kind]
-
-
-def check_input(operand: Input, shape: Shape, dtype: CutlassDtype | None, result: Shape) -> None:
-    """Refuses an array that does not fit a tree's operand.
-
-    Args:
-        operand: the tree's operand.
-        shape: of the array.
-        dtype: its element type; None for bytes.
-        result: extents of D, (..., M, N).
-
-    Raises:
-        InvalidOperandError: says what was expected.
-    """
-    m, n = result[-2:]
-    if dtype is not operand.dtype:
-        given = "uint8" if dtype is None else dtype.value
-        wanted = "uint8, bits" if operand.dtype is None else operand.dtype.value
-        raise InvalidOperandError(f"{operand.name} is {given}; the epilogue reads {wanted}")
-    if operand.kind != SCALAR:
-        batches, own = result[:-2], shape[:-2]
-        missing = len(batches) - len(own)
-        if missing < 0 or any(x not in (1, y) for x, y in zip(own, batches[missing:], strict=True)):
-            raise InvalidOperandError(f"{operand.name} has shape {shape}, whose batches do not broadcast to {result}")
-    inner = {SCALAR: (1, 1), ROW: (1, n), COLUMN: (m, 1), MATRIX: (m, n), MASK: (m, -(-n // 8))}[operand.kind]
-    fits = shape[-2:] == inner or (operand.kind == ROW and shape == (n,))
-    if operand.kind == SCALAR:
-        fits = math.prod(shape) == 1
-    if not fits:
-        wanted = {SCALAR: "one element", ROW: f"({n},) or (..., 1, {n})"}.get(
-            operand.kind, f"(..., {inner[0]}, {inner[1]})"
-        )
-        raise InvalidOperandError(f"{operand.name} has shape {shape}; the epilogue reads a {operand.kind}: {wanted}")
+    reduced: dict[str, Shape] = {SCALAR: (1,), ROW: (*batches, n), COLUMN: (*batches, m)}
+    read: dict[str, Shape] = {SCALAR: (1,), ROW: (n,), COLUMN: (m, 1)}
+    return (reduced if isinstance(operand, Output) else read).get(operand.kind, shape)
 
 
 def problem_of(problem: GemmProblem, fusion: Fusion, base: str) -> list[GemmProblem]:

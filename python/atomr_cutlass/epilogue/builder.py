@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from ..checks import NUMBERS, expect, shown
 from ..errors import InvalidOperandError
@@ -22,44 +23,26 @@ from ..generator.epilogue.tree import (
     Node,
     Output,
 )
-from . import assemble
 from .element_types import element_type
+from .trace import input_node, tree_of
 from .values import finite
-
-_DEFAULTS: Final = {"leaky_relu": {"slope": LEAKY_SLOPE}}
 
 
 class _Declared(NamedTuple):
-    """A node by name, and by the names of its operands; a leaf is an input or a constant."""
+    """A node without the values that it is computed from, and the names of these."""
 
-    name: str
-    op: str
-    inputs: tuple[str, ...]
-    attributes: Mapping[str, Any]
-    leaf: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.op if self.leaf else 'node'} {self.name!r}"
+    node: Node
+    inputs: tuple[str, ...] = ()
 
 
 class _Read(NamedTuple):
-    """An operand that a step of the chain reads by name, and what it asks of it if it is declared nowhere."""
+    """An operand that a step of the chain reads by name, of this kind and element type where it says so."""
 
-    name: str
     reader: str
-    kind: str | None
-    dtype: Any
-    default_kind: str | None
-
-
-class _Written(NamedTuple):
-    """An output, and the name of the node that is stored to it; None where it is only declared."""
-
     name: str
-    node: str | None
-    kind: str
-    dtype: Any
-    reduction: str = ""
+    kind: str | None
+    dtype: CutlassDtype | None
+    default_kind: str | None
 
 
 class EvtBuilder:
@@ -67,7 +50,8 @@ class EvtBuilder:
 
     A chain has a current value, at first the accumulator, and each step makes the next one of it. A graph has nodes
     with names, which may refer to nodes that are declared later. A builder may mix both. D is what is stored to `out`,
-    else the chain's last value.
+    else the chain's last value. Methods refuse what is wrong by itself, such as an unknown operation, with an
+    InvalidOperandError; `build` refuses the rest.
     """
 
     def __init__(self, *, compute_dtype: Any = CutlassDtype.F32) -> None:
@@ -78,9 +62,10 @@ class EvtBuilder:
                 values where none is given.
         """
         self._compute_dtype = element_type(compute_dtype, "compute_dtype")
-        self._declared: list[_Declared] = []
+        self._declared = {ACCUMULATOR: _Declared(Node(ACCUMULATOR))}
         self._reads: list[_Read] = []
-        self._written: list[_Written] = []
+        self._stored: dict[str, tuple[Output, str]] = {}
+        self._unstored: list[Output] = []
         self._current = ACCUMULATOR
         self._chained = False
 
@@ -91,11 +76,11 @@ class EvtBuilder:
     def input(self, name: str, kind: str, dtype: Any = None) -> EvtBuilder:
         """An operand: `scalar`, `row` (N,), `column` (M,), `matrix` (M, N) or `mask`, which has no dtype."""
         expect(kind, str, f"kind of operand {shown(name)}", "a name")
-        return self._declare(_Declared(name, "input", (), {"kind": kind, "dtype": dtype}, leaf=True))
+        return self._declare(name, self._operand(name, kind, dtype))
 
     def constant(self, name: str, x: float) -> EvtBuilder:
         """A number."""
-        return self._declare(_Declared(name, "constant", (), {"value": x}, leaf=True))
+        return self._declare(name, Node("constant", (), (_number(f"constant {shown(name)}: value", x),), name))
 
     def node(self, name: str, op: str, *inputs: str, **attributes: Any) -> EvtBuilder:
         """The operation `op`, of `generator.epilogue.ops.OPS`, of the named values; `acc` is the accumulator.
@@ -106,7 +91,29 @@ class EvtBuilder:
             inputs: names of nodes.
             attributes: the operation's numbers by name.
         """
-        return self._declare(_Declared(name, op, inputs, attributes))
+        expect(op, str, f"operation of node {shown(name)}", "a name")
+        for value in inputs:
+            if not isinstance(value, str):
+                raise InvalidOperandError(
+                    f"node {shown(name)} has {shown(value)} where a name is expected: nodes are given by name, numbers "
+                    "by .constant"
+                )
+        if op not in OPS and op != "cast":
+            raise InvalidOperandError(f"node {shown(name)} has unknown operation {op!r}; valid: {', '.join(OPS)}, cast")
+        if op == "leaky_relu":
+            attributes = {"slope": LEAKY_SLOPE, **attributes}
+        expected = OPS[op].attributes if op in OPS else ("dtype",)
+        if set(attributes) != set(expected):
+            raise InvalidOperandError(
+                f"node {shown(name)}: {op} takes {', '.join(expected) or 'no numbers'}; given are "
+                f"{', '.join(attributes) or 'none'}"
+            )
+        values: tuple[str | float, ...]
+        if op == "cast":
+            values = (element_type(attributes["dtype"], f"node {shown(name)}").value,)
+        else:
+            values = tuple(_number(f"node {shown(name)}: {number}", attributes[number]) for number in expected)
+        return self._declare(name, Node(op, (), values, name), inputs)
 
     def output(self, name: str, node: str | None = None, *, dtype: Any = None, kind: str = MATRIX) -> EvtBuilder:
         """A matrix or mask that the node is stored to; `out` is D.
@@ -118,7 +125,7 @@ class EvtBuilder:
                 neither says it.
             kind: `matrix`, or `mask` for node != 0 as bits.
         """
-        return self._write(_Written(name, node, kind, dtype))
+        return self._write(name, node, kind, dtype)
 
     def reduce_node(self, name: str, node: str, kind: str, reduction: str = "sum") -> EvtBuilder:
         """A reduction of the node.
@@ -130,7 +137,7 @@ class EvtBuilder:
             reduction: `sum`, `max` or `amax`.
         """
         expect(node, str, f"node of output {shown(name)}", "a name")
-        return self._write(_Written(name, node, kind, None, reduction))
+        return self._write(name, node, kind, None, reduction)
 
     # ------------------------------------------------------------------------------------------------------------------
     # Chain
@@ -203,49 +210,68 @@ class EvtBuilder:
         """The tree.
 
         Raises:
-            InvalidOperandError: a cycle, a missing or repeated name, an unknown operation, a node that nothing uses, an
-                output that nothing or two nodes are stored to, or what a tree refuses; names the node and the cure.
+            InvalidOperandError: a cycle, a missing name, a node that nothing uses, an output that nothing is stored to,
+                or what a tree refuses; names the node and the cure.
         """
-        declared = self._table()
-        written = self._outputs()
-        nodes = {ACCUMULATOR: Node(ACCUMULATOR)}
-        for name in _ordered(declared):
-            nodes[name] = self._node(declared[name], nodes)
-        for output in written.values():
-            if output.node not in nodes:
-                raise InvalidOperandError(
-                    f"{output.node!r} is stored to {output.name!r}, but not declared: add the node"
-                )
-        used = _below(declared, [str(output.node) for output in written.values()])
-        for name, unread in declared.items():
+        declared, stored = self._operands(), self._outputs()
+        order = _ordered(declared)
+        for output, name in stored.values():
+            if name not in declared:
+                raise InvalidOperandError(f"{name!r} is stored to {output.name!r}, but not declared: add the node")
+        used = {ACCUMULATOR, *(name for _, name in stored.values())}
+        for name in reversed(order):
+            if name in used:
+                used.update(declared[name].inputs)
+        for name in declared:
             if name not in used:
+                unread = _shown(name, declared[name])
                 raise InvalidOperandError(f"no output uses {unread}: .output({RESULT!r}, ...) stores D; or remove it")
-        return self._tree(nodes, written)
+        nodes: dict[str, Node] = {}
+        for name in order:
+            nodes[name] = replace(declared[name].node, inputs=tuple(nodes[value] for value in declared[name].inputs))
+        written = {name: (output, nodes[node]) for name, (output, node) in stored.items()}
+        return tree_of(written, stored=self._compute_dtype, computed=self._compute_dtype)
 
-    def _write(self, written: _Written) -> EvtBuilder:
-        expect(written.name, str, "name of an output", "a name")
-        for field in ("kind", "reduction"):
-            expect(getattr(written, field), str, f"{field} of output {written.name!r}", "a name")
-        if written.node is not None:
-            expect(written.node, str, f"node of output {written.name!r}", "a name")
-        self._written.append(written)
+    def _operand(self, name: str, kind: str, dtype: Any) -> Node:
+        element = self._compute_dtype if dtype is None or kind == MASK else element_type(dtype, f"input {shown(name)}")
+        return input_node(name, kind, element)
+
+    def _write(self, name: str, node: str | None, kind: str, dtype: Any, reduction: str = "") -> EvtBuilder:
+        expect(name, str, "name of an output", "a name")
+        for label, word in (("kind", kind), ("reduction", reduction)):
+            expect(word, str, f"{label} of output {name!r}", "a name")
+        expect(node, (str, type(None)), f"node of output {name!r}", "a name")
+        element = None if dtype is None else element_type(dtype, f"output {name!r}")
+        if kind == MASK and dtype is not None:
+            raise InvalidOperandError(f"output {name!r} is a mask of bits: leave its dtype out")
+        if name == RESULT and kind != MATRIX:
+            raise InvalidOperandError(f"{node!r} is stored to {RESULT!r} as a {kind}; D is a matrix")
+        output = Output(name, kind, element, reduction)
+        if node is None:
+            self._unstored.append(output)
+            return self
+        if name in self._stored:
+            raise InvalidOperandError(
+                f"{self._stored[name][1]!r} and {node!r} are both stored to {name!r}: choose another name"
+            )
+        self._stored[name] = output, node
         return self
 
-    def _declare(self, declared: _Declared) -> EvtBuilder:
-        words: tuple[object, ...] = (declared.name, declared.op, *declared.inputs)
-        for word in words:
-            if not isinstance(word, str):
-                named = isinstance(declared.name, str) and isinstance(declared.op, str)
-                raise InvalidOperandError(
-                    f"{declared if named else 'a node'} has {shown(word)} where a name is expected: nodes are given "
-                    "by name, numbers by .constant"
-                )
-        self._declared.append(declared)
+    def _declare(self, name: str, node: Node, inputs: tuple[str, ...] = ()) -> EvtBuilder:
+        expect(name, str, "name of a node", "a name")
+        declared = _Declared(node, inputs)
+        if name == ACCUMULATOR:
+            raise InvalidOperandError(f"{_shown(name, declared)} has the name of the accumulator: choose another name")
+        if name in self._declared:
+            raise InvalidOperandError(
+                f"{_shown(name, declared)} is declared twice: choose another name for one of them"
+            )
+        self._declared[name] = declared
         return self
 
     def _name(self) -> str:
         """A name for the next declaration of the chain."""
-        return f"step {len(self._declared) + 1}"
+        return f"step {len(self._declared)}"
 
     def _step(self, op: str, *inputs: str, **attributes: Any) -> str:
         name = self._name()
@@ -271,144 +297,73 @@ class EvtBuilder:
             name = self._name()
             self.constant(name, source)
             return name
-        self._reads.append(_Read(source, reader, kind, dtype, default_kind))
+        element = None if dtype is None else element_type(dtype, f"input {source!r}")
+        self._reads.append(_Read(reader, source, kind, element, default_kind))
         return source
 
-    def _table(self) -> dict[str, _Declared]:
+    def _operands(self) -> dict[str, _Declared]:
         """All declarations by name, with those of operands that steps of the chain name first."""
-        declared: dict[str, _Declared] = {}
-        for node in self._declared:
-            if node.name == ACCUMULATOR:
-                raise InvalidOperandError(f"{node} has the name of the accumulator: choose another name")
-            if node.name in declared:
-                raise InvalidOperandError(f"{node} is declared twice: choose another name for one of them")
-            declared[node.name] = node
+        declared = dict(self._declared)
         for read in self._reads:
-            if read.name == ACCUMULATOR:
-                continue
-            known = declared.get(read.name)
             kind = read.kind or read.default_kind
-            if known is None and kind is not None:
-                declared[read.name] = _Declared(read.name, "input", (), {"kind": kind, "dtype": read.dtype}, leaf=True)
-            elif known is not None:
-                self._check_read(read, known)
+            if read.name not in declared and kind is not None:
+                declared[read.name] = _Declared(self._operand(read.name, kind, read.dtype))
+            elif read.name in declared and declared[read.name].node.op == "input":
+                _check_read(read, declared[read.name].node)
         return declared
 
-    def _check_read(self, read: _Read, known: _Declared) -> None:
-        if not known.leaf or known.op != "input":
-            return
-        kind, dtype = known.attributes["kind"], self._operand_dtype(known)
-        if read.kind not in (None, kind):
-            raise InvalidOperandError(
-                f"{known} is a {kind}, but {read.reader} reads it as a {read.kind}: choose another name for one of them"
-            )
-        if read.dtype is not None and element_type(read.dtype, f"{read.reader} of {known}") is not dtype:
-            raise InvalidOperandError(
-                f"{known} is {dtype.value if dtype else MASK}, but {read.reader} reads it as {read.dtype}: give one"
-            )
-
-    def _operand_dtype(self, declared: _Declared) -> CutlassDtype | None:
-        if declared.attributes["kind"] == MASK:
-            return None
-        dtype = declared.attributes["dtype"]
-        return self._compute_dtype if dtype is None else element_type(dtype, str(declared))
-
-    def _node(self, declared: _Declared, nodes: Mapping[str, Node]) -> Node:
-        attributes = dict(declared.attributes)
-        if declared.leaf and declared.op == "input":
-            return assemble.input_node(declared.name, attributes["kind"], self._operand_dtype(declared))
-        if declared.leaf:
-            return Node("constant", (), (_number(declared, "value", attributes["value"]),), declared.name)
-        inputs = tuple(nodes[operand] for operand in declared.inputs)
-        if declared.op == "cast":
-            _check_attributes(declared, attributes, ("dtype",))
-            return Node("cast", inputs, (element_type(attributes["dtype"], str(declared)).value,), declared.name)
-        if declared.op not in OPS:
-            raise InvalidOperandError(
-                f"node {declared.name!r} has unknown operation {declared.op!r}; valid: {', '.join(OPS)}, cast"
-            )
-        attributes = {**_DEFAULTS.get(declared.op, {}), **attributes}
-        expected = OPS[declared.op].attributes
-        _check_attributes(declared, attributes, expected)
-        numbers = tuple(_number(declared, name, attributes[name]) for name in expected)
-        return Node(declared.op, inputs, numbers, declared.name)
-
-    def _outputs(self) -> dict[str, _Written]:
-        """The stored outputs by name, D included, each merged with its declaration."""
-        stored: dict[str, _Written] = {}
-        for output in self._written:
-            if output.node is not None and output.name in stored:
-                raise InvalidOperandError(
-                    f"{stored[output.name].node!r} and {output.node!r} are both stored to {output.name!r}: "
-                    "choose another name"
-                )
-            if output.node is not None:
-                stored[output.name] = output
+    def _outputs(self) -> dict[str, tuple[Output, str]]:
+        """The outputs by name, D included, each with what it was declared with, and with the name of its node."""
+        stored = dict(self._stored)
         if RESULT not in stored:
-            if self._declared and not self._chained:
+            if len(self._declared) > 1 and not self._chained:
                 raise InvalidOperandError(f"nothing is stored to {RESULT!r}, which is D: .output({RESULT!r}, node)")
-            stored[RESULT] = _Written(RESULT, self._current, MATRIX, None)
-        for output in self._written:
+            stored[RESULT] = Output(RESULT, MATRIX, None), self._current
+        for output in self._unstored:
             if output.name not in stored:
                 raise InvalidOperandError(
                     f"output {output.name!r} is declared, but nothing is stored to it: "
                     f".output({output.name!r}, node), or remove it"
                 )
-            if output.node is None:
-                stored[output.name] = _merged(output, stored[output.name])
+            stored[output.name] = _merged(output, *stored[output.name])
         return stored
 
-    def _tree(self, nodes: Mapping[str, Node], written: Mapping[str, _Written]) -> EpilogueVisitorTree:
-        output = written[RESULT]
-        if output.reduction or output.kind != MATRIX:
-            raise InvalidOperandError(f"{output.node!r} is stored to {RESULT!r} as a {output.kind}; D is a matrix")
-        result, result_dtype = assemble.stored(nodes[str(output.node)], _dtype(output))
-        stores = [self._store(output, nodes[str(output.node)]) for name, output in written.items() if name != RESULT]
-        return assemble.tree(result, stores, result_dtype)
 
-    def _store(self, output: _Written, node: Node) -> tuple[Output, Node]:
-        if output.reduction:
-            return Output(output.name, output.kind, self._compute_dtype, output.reduction), node
-        if output.kind == MASK:
-            if output.dtype is not None:
-                raise InvalidOperandError(f"output {output.name!r} is a mask of bits: leave its dtype out")
-            return Output(output.name, MASK, None), node
-        node, dtype = assemble.stored(node, _dtype(output))
-        return Output(output.name, output.kind, dtype or self._compute_dtype), node
+def _shown(name: str, declared: _Declared) -> str:
+    op = declared.node.op
+    return f"{op if op in ('input', 'constant') else 'node'} {name!r}"
 
 
-def _merged(declared: _Written, stored: _Written) -> _Written:
+def _check_read(read: _Read, known: Node) -> None:
+    _, kind, dtype = known.attributes
+    if read.kind not in (None, kind):
+        raise InvalidOperandError(
+            f"{known} is a {kind}, but {read.reader} reads it as a {read.kind}: choose another name for one of them"
+        )
+    if read.dtype is not None and read.dtype.value != dtype:
+        raise InvalidOperandError(f"{known} is {dtype}, but {read.reader} reads it as {read.dtype.value}: give one")
+
+
+def _merged(declared: Output, stored: Output, node: str) -> tuple[Output, str]:
     """A store with the element type that its output was declared with."""
-    differ = declared.dtype is not None and stored.dtype is not None and _dtype(declared) is not _dtype(stored)
+    differ = declared.dtype is not None and stored.dtype not in (None, declared.dtype)
     if declared.kind != stored.kind or differ:
         forms = [
-            " ".join(filter(None, [output.reduction, output.kind, str(output.dtype or "")]))
+            " ".join(filter(None, [output.reduction, output.kind, output.dtype and output.dtype.value]))
             for output in (declared, stored)
         ]
         raise InvalidOperandError(
-            f"output {stored.name!r} is declared as {forms[0]}, but {stored.node!r} is stored to it as {forms[1]}: "
+            f"output {stored.name!r} is declared as {forms[0]}, but {node!r} is stored to it as {forms[1]}: "
             "give one, or leave the declaration out"
         )
-    return stored._replace(dtype=stored.dtype if declared.dtype is None else declared.dtype)
+    return replace(stored, dtype=stored.dtype or declared.dtype), node
 
 
-def _dtype(output: _Written) -> CutlassDtype | None:
-    return None if output.dtype is None else element_type(output.dtype, f"output {output.name!r}")
-
-
-def _number(declared: _Declared, name: str, x: object) -> float:
+def _number(label: str, x: object) -> float:
     try:
         return finite(x)
     except ValueError as error:
-        raise InvalidOperandError(f"{declared}: {name} is {error}; expected a finite number") from None
-
-
-def _check_attributes(declared: _Declared, given: Mapping[str, Any], expected: tuple[str, ...]) -> None:
-    if set(given) != set(expected):
-        raise InvalidOperandError(
-            f"node {declared.name!r}: {declared.op} takes {', '.join(expected) or 'no numbers'}; given are "
-            f"{', '.join(given) or 'none'}"
-        )
+        raise InvalidOperandError(f"{label} is {error}; expected a finite number") from None
 
 
 def _ordered(declared: Mapping[str, _Declared]) -> list[str]:
@@ -417,28 +372,15 @@ def _ordered(declared: Mapping[str, _Declared]) -> list[str]:
     Raises:
         InvalidOperandError: names an input that is not declared, or the path of a cycle.
     """
-    for node in declared.values():
+    for reader, node in declared.items():
         for name in node.inputs:
-            if name != ACCUMULATOR and name not in declared:
+            if name not in declared:
                 raise InvalidOperandError(
-                    f"{node} reads {name!r}, which is not declared: declare it with .input, .constant or .node, or "
-                    "give the step its kind"
+                    f"{_shown(reader, node)} reads {name!r}, which is not declared: declare it with .input, .constant "
+                    "or .node, or give the step its kind"
                 )
     try:
-        order = list(TopologicalSorter({name: node.inputs for name, node in declared.items()}).static_order())
+        return list(TopologicalSorter({name: node.inputs for name, node in declared.items()}).static_order())
     except CycleError as error:
         circle = " -> ".join(map(repr, reversed(error.args[1])))
         raise InvalidOperandError(f"the nodes {circle} are a cycle: have one of them read something else") from None
-    return [name for name in order if name != ACCUMULATOR]
-
-
-def _below(declared: Mapping[str, _Declared], roots: Iterable[str]) -> set[str]:
-    """The names of everything that the roots are computed from, and their own."""
-    found: set[str] = set()
-    left = list(roots)
-    while left:
-        name = left.pop()
-        if name not in found:
-            found.add(name)
-            left += declared[name].inputs if name in declared else ()
-    return found

@@ -11,7 +11,8 @@ from ..generator.epilogue.lower import is_common
 from ..generator.epilogue.tree import MASK, MATRIX
 from ..generator.key import KernelKey
 from ..pipeline.plan import Address, Steps, moved
-from .bound import Fusion, Shape, TreeArray, source_number
+from ..pipeline.problem import is_dense
+from .bound import Fusion, Shape, source_number
 
 
 class FusedOperands:
@@ -32,6 +33,7 @@ class FusedOperands:
         Raises:
             UnsupportedError: an output that must be cleared is not dense.
         """
+        outputs = fusion.outputs if fusion else ()
         self._arrays = fusion.arrays if fusion else ()
         self._places: list[Address] = []
         self._source = source_number(epilogue)
@@ -39,7 +41,7 @@ class FusedOperands:
         # A kernel may reduce what nobody reads.
         self._unread = steps.temporary(4) if fusion is not None and wider(epilogue) == key.epilogue else None
         for number, operand in enumerate(self._arrays):
-            written = fusion is not None and operand in fusion.outputs
+            written = operand in outputs
             size = operand.dtype.bits // 8
             shape, strides = operand.slot or (operand.shape, operand.strides)
             place = steps.slot(
@@ -48,11 +50,12 @@ class FusedOperands:
                 strides,
                 operand.element,
                 alignment=size * key.align_d if number == self._source else size,
-                role=_role(operand, written=written),
+                # D may overwrite a matrix, since that is read before D is written.
+                role="output" if written else "source" if operand.kind == MATRIX else "input",
             )
             self._places.append(place)
             if written and (operand.reduction or (operand.kind == MASK and clear_masks)):
-                if not operand.dense:
+                if not is_dense(operand.shape, operand.strides):
                     raise UnsupportedError(
                         f"{operand.name} has strides {operand.strides}: it is cleared first and must be dense"
                     )
@@ -101,8 +104,3 @@ class FusedOperands:
                 f"operand{number}_batch_stride": batch_stride,
             }
         return found
-
-
-def _role(operand: TreeArray, *, written: bool) -> str:
-    """The role of an array in a plan's checks: D may overwrite a matrix, since that is read before D is written."""
-    return "output" if written else ("source" if operand.kind == MATRIX else "input")

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ..generator.dtypes import CutlassDtype
-from ..generator.epilogue.ops import LEAKY_SLOPE
-from . import functions
-from .functions import cast, clamp, maximum, minimum, where
+from ..generator.epilogue.ops import LEAKY_SLOPE, OPS
+from .functions import cast, clamp, leaky_relu, maximum, minimum, where
 from .values import Value, apply, number, refusal
 
 _REDUCTIONS: Final = frozenset(
@@ -21,18 +20,14 @@ _FACTS: Final = frozenset(
 )
 
 
-def _unary(op: str) -> Callable[..., Value]:
-    def call(x: Any, /) -> Value:
+def _operation(op: str) -> Callable[..., Value]:
+    def of_one(x: Any, /) -> Value:
         return apply(op, x)
 
-    return call
-
-
-def _binary(op: str) -> Callable[..., Value]:
-    def call(x: Any, other: Any, /) -> Value:
+    def of_two(x: Any, other: Any, /) -> Value:
         return apply(op, x, other)
 
-    return call
+    return of_one if OPS[op].arity == 1 else of_two
 
 
 def _scaled(op: str) -> Callable[..., Value]:
@@ -68,7 +63,7 @@ def _gelu(x: Any, /, approximate: Any = "none") -> Value:
 
 
 def _leaky_relu(x: Any, /, negative_slope: Any = LEAKY_SLOPE) -> Value:
-    return functions.leaky_relu(x, negative_slope)
+    return leaky_relu(x, negative_slope)
 
 
 def _clamp(x: Any, /, min: Any = None, max: Any = None) -> Value:  # noqa: A002 - PyTorch's names
@@ -95,38 +90,33 @@ def _relu6(x: Any, /) -> Value:
     return clamp(x, 0.0, 6.0)
 
 
-def _where(condition: Any, x: Any, other: Any, /) -> Value:
-    return where(condition, x, other)
-
-
 _SAME: Final = {
-    **{name: _unary(name) for name in ("absolute", "exp", "log", "reciprocal", "sqrt", "square", "tanh")},
-    **{name: _binary(name) for name in ("multiply", "maximum", "minimum", "not_equal")},
-    **{name: _binary(name) for name in ("less", "less_equal", "greater", "greater_equal")},
-    "abs": _unary("absolute"),
-    "negative": _unary("negate"),
-    "where": _where,
-}
+    **{
+        name: _operation(name)
+        for name in (
+            "absolute", "exp", "log", "reciprocal", "sqrt", "square", "tanh", "multiply", "maximum", "minimum",
+            "not_equal", "less", "less_equal", "greater", "greater_equal",
+        )
+    },
+    "abs": _operation("absolute"),
+    "negative": _operation("negate"),
+    "where": where,
+}  # fmt: skip
 """The functions that have the same name in PyTorch and NumPy."""
 
 TORCH: Final[Mapping[str, Callable[..., Value]]] = _SAME | {
-    **{name: _unary(name) for name in ("relu", "rsqrt", "sigmoid", "silu", "hardswish")},
-    "neg": _unary("negate"),
-    "add": _scaled("add"),
-    "sub": _scaled("subtract"),
-    "subtract": _scaled("subtract"),
-    "mul": _binary("multiply"),
-    **dict.fromkeys(("div", "divide", "true_divide"), _divide),
-    "pow": _power,
-    "max": _binary("maximum"),
-    "min": _binary("minimum"),
+    **{name: _operation(name) for name in ("relu", "rsqrt", "sigmoid", "silu", "hardswish")},
     **{
-        name: _binary(op)
+        name: _operation(op)
         for name, op in (
-            ("eq", "equal"), ("ne", "not_equal"), ("lt", "less"), ("le", "less_equal"), ("gt", "greater"),
-            ("ge", "greater_equal"),
+            ("neg", "negate"), ("mul", "multiply"), ("max", "maximum"), ("min", "minimum"), ("eq", "equal"),
+            ("ne", "not_equal"), ("lt", "less"), ("le", "less_equal"), ("gt", "greater"), ("ge", "greater_equal"),
         )
     },
+    "add": _scaled("add"),
+    **dict.fromkeys(("sub", "subtract"), _scaled("subtract")),
+    **dict.fromkeys(("div", "divide", "true_divide"), _divide),
+    "pow": _power,
     "gelu": _gelu,
     "leaky_relu": _leaky_relu,
     "clamp": _clamp,
@@ -139,14 +129,10 @@ TORCH: Final[Mapping[str, Callable[..., Value]]] = _SAME | {
 """PyTorch's functions by name. `equal`, which compares whole tensors there, is not among them."""
 
 NUMPY: Final[Mapping[str, Callable[..., Value]]] = _SAME | {
-    "fabs": _unary("absolute"),
-    "add": _binary("add"),
-    "subtract": _binary("subtract"),
-    "divide": _binary("divide"),
-    "true_divide": _binary("divide"),
-    "power": _power,
-    "float_power": _power,
-    "equal": _binary("equal"),
+    **{name: _operation(name) for name in ("add", "subtract", "divide", "equal")},
+    "fabs": _operation("absolute"),
+    "true_divide": _operation("divide"),
+    **dict.fromkeys(("power", "float_power"), _power),
     "clip": _clip,
 }
 """NumPy's functions by name."""
@@ -193,8 +179,8 @@ def numpy_function(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, An
 def numpy_ufunc(ufunc: Any, how: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
     """Applies a method of a universal function of NumPy, mostly `__call__`, to these arguments."""
     if how != "__call__":
-        return _call({}, how, f"numpy.{ufunc.__name__}.{how}", args, kwargs)
-    return _call(NUMPY, ufunc.__name__, f"numpy.{ufunc.__name__}", args, kwargs)
+        raise refusal(f"numpy.{ufunc.__name__}.{how} of a traced value", _cure(how))
+    return numpy_function(ufunc, args, kwargs)
 
 
 def method(value: Value, name: str) -> Callable[..., Value]:

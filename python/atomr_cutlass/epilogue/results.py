@@ -1,26 +1,30 @@
-"""The results that an epilogue tree is computed over: a matrix, or an image, which to the tree is a matrix too."""
+"""The results that an epilogue tree is computed over: a matrix; an image, which to the tree is one too; or groups."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .. import _core
 from ..arrays import operands
-from ..arrays.arguments import check_apart, check_writable
-from ..arrays.layouts import collapses, in_layout, in_nhwc, pixel_strides, relaid
+from ..arrays.arguments import check_apart, check_out, check_writable
+from ..arrays.layouts import collapses, in_layout, in_nhwc, pixel_strides
+from ..arrays.numerics import INTEGER_DTYPES, AnyArray
 from ..arrays.operands import BYTE
-from ..errors import InvalidOperandError, UnsupportedError
+from ..errors import InvalidOperandError, UnsupportedError, require
 from ..generator.dtypes import CutlassDtype
-from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree, Input, Output
+from ..generator.epilogue.lower import LINEAR, epilogue_id
+from ..generator.epilogue.tree import MASK, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree, Input, Output
+from ..generator.rules import supports_grouped_tree, supports_tree
+from ..pipeline.operand_table import spec_of
 from ..pipeline.problem import MatrixSpec, row_major
-from .bound import Fusion, TreeArray, check_input, fusion_of, output_shape
-from .trace import Operand, operand_of
+from .bound import Fusion, GroupedFusion, GroupOperand, Layout, Shape, array_shape, fusion_of
+from .trace import Operand, operand_of, readings
 
-Shape = tuple[int, ...]
+Views = tuple[_core.Operand, ...]
+"""One array, or of a list its members."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +50,17 @@ class MatrixResult:
         """The view of an operand's array; InvalidOperandError for what is none."""
         return operands.as_operand(array, name)
 
-    def flat(self, name: str, view: _core.Operand) -> _core.Operand:
-        """A view as the tree sees it; `name` is for messages."""
-        return view
+    def as_matrix(self, name: str, shape: Shape, strides: Shape) -> Layout:
+        """Extents and strides of an array as the tree sees it; `name` is for messages."""
+        return shape, strides
 
-    def output_shape(self, output: Output) -> Shape:
-        """The extents of the array for an output."""
-        return output_shape(output, self.shape)
+    def array_shape(self, operand: Input | Output) -> Shape:
+        """The extents of the array for an operand."""
+        return array_shape(operand, self.shape)
+
+    def bias_type(self, view: _core.Operand) -> CutlassDtype:
+        """The element type of a bias."""
+        return operands.dtype_of(view, "bias")
 
     def operand(self, name: str, view: _core.Operand) -> Operand:
         """The operand that an array is to a function; of kinds, too, that a rule refuses later.
@@ -61,18 +69,34 @@ class MatrixResult:
             InvalidOperandError: nothing of that shape or element type could be read.
         """
         m, n = self.matrix[-2:]
-        return operand_of(self.flat(name, view).shape, m, n, _element(view, name) or BYTE, name)
+        return operand_of(self.as_matrix(name, view.shape, view.strides)[0], m, n, _element(view, name) or BYTE, name)
 
     def check_tree(self, tree: EpilogueVisitorTree, acc: CutlassDtype, d: CutlassDtype) -> None:
         """Refuses a tree that no kernel evaluates over groups; over a matrix, the search for kernels does."""
 
     def check_input(self, operand: Input, view: _core.Operand) -> None:
         """Refuses an array that does not fit a tree's operand."""
-        check_input(operand, self.flat(operand.name, view).shape, _element(view, operand.name), self.matrix)
+        name, kind = operand.name, operand.kind
+        shape, _ = self.as_matrix(name, view.shape, view.strides)
+        _check_type(operand, view, name)
+        *batches, m, n = self.matrix
+        inner = array_shape(operand, (m, n))
+        if kind == SCALAR:
+            wanted, fits = "one element", math.prod(shape) == 1
+        else:
+            missing = len(batches) - len(shape[:-2])
+            if missing < 0 or any(x not in (1, y) for x, y in zip(shape[:-2], batches[missing:], strict=True)):
+                raise InvalidOperandError(f"{name} has shape {shape}, whose batches do not broadcast to {self.matrix}")
+            if kind == ROW:
+                wanted, fits = f"({n},) or (..., 1, {n})", shape == inner or shape[-2:] == (1, n)
+            else:
+                wanted, fits = f"(..., {inner[0]}, {inner[1]})", shape[-2:] == inner
+        if not fits:
+            raise InvalidOperandError(f"{name} has shape {shape}; the epilogue reads a {kind}: {wanted}")
 
     def check_output(self, output: Output, view: _core.Operand) -> None:
         """Refuses an array that a tree cannot write."""
-        wanted = self.output_shape(output)
+        wanted = self.array_shape(output)
         if view.shape != wanted:
             raise InvalidOperandError(
                 f"{output.name} has shape {view.shape}; the epilogue writes {wanted}{self._order}"
@@ -102,30 +126,29 @@ class MatrixResult:
         read = {name: view for name, view in {**product, **views}.items() if name not in written}
         check_apart(written, read, {"c", *(operand.name for operand in tree.inputs if operand.kind == MATRIX)})
 
-    def fusion(self, tree: EpilogueVisitorTree, views: Mapping[str, _core.Operand]) -> Fusion:
-        """A tree with the arrays of a launch: views of all its inputs and outputs, by name."""
-        return fusion_of(tree, views)
+    def fusion(self, tree: EpilogueVisitorTree, arrays: Mapping[str, _core.Operand | MatrixSpec]) -> Fusion:
+        """A tree with the arrays of a launch: all its inputs and outputs, by name."""
+        return fusion_of(tree, arrays, self._placed)
 
     def dense(self, tree: EpilogueVisitorTree, d: MatrixSpec) -> Fusion:
         """A tree with dense arrays.
 
         Args:
             tree: the tree.
-            d: the result, dense too. Matrices lie as it does. Masks lie row by row, batches outermost; rows (N,),
-                columns (M, 1) and scalars (1,) are the same for all batches. Reductions are row-major.
+            d: the result, dense too. Matrices lie as it does, all else is row-major; inputs but matrices and masks are
+                the same for all batches.
         """
-        *batches, m, n = d.shape
-        inner = {SCALAR: (1,), ROW: (n,), COLUMN: (m, 1), MATRIX: d.shape, MASK: (*batches, m, -(-n // 8))}
 
-        def array(operand: Input | Output, shape: Shape, reduction: str = "") -> TreeArray:
-            strides = d.strides if operand.kind == MATRIX else row_major(shape)
-            return TreeArray(operand.name, operand.kind, shape, strides, operand.dtype or CutlassDtype.I8, reduction)
+        def array(operand: Input | Output) -> MatrixSpec:
+            shape = self.array_shape(operand)
+            return MatrixSpec(shape, d.strides if operand.kind == MATRIX else row_major(shape), d.dtype)
 
-        return Fusion(
-            tree,
-            tuple(array(operand, inner[operand.kind]) for operand in tree.inputs),
-            tuple(array(operand, output_shape(operand, d.shape), operand.reduction) for operand in tree.outputs),
-        )
+        every: tuple[Input | Output, ...] = (*tree.inputs, *tree.outputs)
+        return self.fusion(tree, {operand.name: array(operand) for operand in every})
+
+    def _placed(self, name: str, shape: Shape, strides: Shape, reduction: str) -> tuple[Shape, Shape, Layout | None]:
+        """An array as the tree sees it, and how the arrays in calls lie where that is another way; see `fusion_of`."""
+        return shape, strides, None
 
     @property
     def _order(self) -> str:
@@ -156,12 +179,7 @@ class ImageResult(MatrixResult):
         """The view of an array that names its dimensions as `layout` does, in the order of NHWC."""
         return in_nhwc(super().view(array, name), self.layout)
 
-    def flat(self, name: str, view: _core.Operand) -> _core.Operand:
-        """A view as the tree sees it; see `as_matrix`."""
-        shape, strides = self.as_matrix(name, view.shape, view.strides)
-        return view if shape == view.shape else relaid(view, shape, strides)
-
-    def as_matrix(self, name: str, shape: Shape, strides: Shape) -> tuple[Shape, Shape]:
+    def as_matrix(self, name: str, shape: Shape, strides: Shape) -> Layout:
         """Extents and strides of an array as the tree sees it; `name` is for messages.
 
         Raises:
@@ -189,8 +207,10 @@ class ImageResult(MatrixResult):
         step = pixel_strides(spec)[0]
         return ((pixels, shape[-1]), (step, strides[-1])) if last else ((pixels,), (step,))
 
-    def output_shape(self, output: Output) -> Shape:
-        return self._shape(output)
+    def array_shape(self, operand: Input | Output) -> Shape:
+        """The extents of the array for an operand; a column's are (N, P, Q, 1), of a reduction (N, P, Q)."""
+        shape = array_shape(operand, self.matrix)
+        return shape if operand.kind in (SCALAR, ROW) else (*self.shape[:-1], *shape[1:])
 
     def check_input(self, operand: Input, view: _core.Operand) -> None:
         """Refuses an array that does not fit a tree's operand, or that the tree alone would take for another."""
@@ -200,8 +220,9 @@ class ImageResult(MatrixResult):
         if len(shape) != len(self.shape) and (
             operand.kind not in (ROW, SCALAR) or math.prod(shape) not in (1, channels)
         ):
+            wanted = self.array_shape(operand)
             raise InvalidOperandError(
-                f"{name} has shape {shape}; the epilogue reads a {operand.kind}: {self._shape(operand)} (NHWC order)"
+                f"{name} has shape {shape}; the epilogue reads a {operand.kind}: {wanted} (NHWC order)"
             )
         if len(shape) == len(self.shape) - 1:
             raise InvalidOperandError(
@@ -209,51 +230,154 @@ class ImageResult(MatrixResult):
                 f"{(channels,)} (NHWC order)"
             )
 
-    def fusion(self, tree: EpilogueVisitorTree, views: Mapping[str, _core.Operand]) -> Fusion:
-        """A tree with the arrays of a launch, which calls of its plan give in the order of `layout`."""
-        found = fusion_of(tree, {name: self.flat(name, view) for name, view in views.items()})
-        return self._placed(found, {name: (view.shape, view.strides) for name, view in views.items()})
-
-    def dense(self, tree: EpilogueVisitorTree, d: MatrixSpec) -> Fusion:
-        """A tree with dense arrays.
-
-        Args:
-            tree: the tree.
-            d: the result, dense, in the order of NHWC. Matrices and masks lie as it does, rows are (K,), columns (N, P,
-                Q, 1), and what is reduced for each pixel (N, P, Q).
-        """
-        shapes = {operand.name: self._shape(operand) for operand in tree.inputs}
-        shapes |= {operand.name: self._shape(operand) for operand in tree.outputs}
-        pixels, channels = self.matrix
-        found = super().dense(tree, MatrixSpec((pixels, channels), (channels, 1), d.dtype))
-        return self._placed(found, {name: (shape, row_major(shape)) for name, shape in shapes.items()})
-
-    def _shape(self, operand: Input | Output) -> Shape:
-        """The extents of an array for an operand of a tree."""
-        *pixels, channels = self.shape
-        if operand.kind == SCALAR:
-            return (1,)
-        if operand.kind == ROW:
-            return (channels,)
-        if operand.kind == COLUMN:
-            return tuple(pixels) if isinstance(operand, Output) else (*pixels, 1)
-        return (*pixels, -(-channels // 8)) if operand.kind == MASK else self.shape
-
-    def _placed(self, fusion: Fusion, layouts: Mapping[str, tuple[Shape, Shape]]) -> Fusion:
-        """The fusion with extents and strides of the arrays in calls, given by name in the order of NHWC."""
-        return fusion.placed(
-            {
-                name: (in_layout(shape, self.layout), in_layout(strides, self.layout))
-                for name, (shape, strides) in layouts.items()
-            }
-        )
+    def _placed(self, name: str, shape: Shape, strides: Shape, reduction: str) -> tuple[Shape, Shape, Layout | None]:
+        placed = in_layout(shape, self.layout), in_layout(strides, self.layout)
+        return (*self.as_matrix(name, shape, strides), placed)
 
     @property
     def _order(self) -> str:
         return " (NHWC order)"
 
 
-@functools.lru_cache(64)
+@dataclass(frozen=True)
+class GroupedResult:
+    """The results of groups, to each of which an epilogue reads rows and scalars.
+
+    A row (N,) or a scalar may be the same for all groups, or each group may have its own: (groups, N), (groups, 1, N)
+    and (groups, 1, 1), of lists a list. Where the rows of a group begin is known on the device only, which leaves
+    matrices and columns without a place.
+
+    Attributes:
+        number: how many groups there are.
+        extents: (M, N) of the results, of a list of each member.
+        members: extents of the arrays: one, or of a list one for each group.
+        lists: the names of the operands that are lists, with a member for each group.
+    """
+
+    number: int
+    extents: Sequence[tuple[int, int]]
+    members: Sequence[Shape]
+    lists: Collection[str]
+
+    @property
+    def listed(self) -> bool:
+        """Whether D is a list, and other operands are too."""
+        return RESULT in self.lists
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """Extents of D's arrays by label."""
+        return {self.label(RESULT, index): shape for index, shape in enumerate(self.members)}
+
+    def view(self, array: Any, name: str) -> Views:
+        if not isinstance(array, (list, tuple)):
+            return (operands.as_operand(array, name),)
+        if not self.listed:
+            raise InvalidOperandError(f"{name} is a {type(array).__name__}; expected an array")
+        if len(array) != self.number:
+            raise InvalidOperandError(f"{name} has {len(array)} members; a has {self.number}")
+        return tuple(operands.as_operand(member, f"{name}[{index}]") for index, member in enumerate(array))
+
+    def labelled(self, name: str, views: Views) -> dict[str, _core.Operand]:
+        return {self.label(name, index): view for index, view in enumerate(views)}
+
+    def label(self, name: str, index: int) -> str:
+        """The name of an operand's array."""
+        return f"{name}[{index}]" if name in self.lists else name
+
+    def bias_type(self, views: Views) -> CutlassDtype:
+        labelled = self.labelled("bias", views)
+        dtype = common_dtype(labelled)
+        if dtype in INTEGER_DTYPES:
+            raise InvalidOperandError(f"{next(iter(labelled))} is {dtype.value}; expected a floating dtype")
+        return dtype
+
+    def operand(self, name: str, views: Views) -> Operand:
+        first = views[0]
+        bits = first.dtype == BYTE
+        for kind in () if bits else (SCALAR, ROW):
+            if all(self._fits(view.shape, kind, index) for index, view in enumerate(views)):
+                return Operand(kind, operands.dtype_of(first, name))
+        for index, view in enumerate(views):
+            for kind in readings(view.shape, *self._matrix(index), bits=bits)[:1]:
+                if kind not in (SCALAR, ROW):
+                    return Operand(kind, None if kind == MASK else operands.dtype_of(view, name))
+        index = next((i for i, view in enumerate(views) if not self._fits(view.shape, ROW, i)), 0)
+        operands.dtype_of(views[index], name)  # refuses other element types
+        expected = " or ".join(self._expected(kind, index) for kind in (SCALAR, ROW))
+        raise InvalidOperandError(f"{self.label(name, index)} has shape {views[index].shape}; expected {expected}")
+
+    def check_tree(self, tree: EpilogueVisitorTree, acc: CutlassDtype, d: CutlassDtype) -> None:
+        require(supports_grouped_tree(epilogue_id(LINEAR, tree.program)))
+        require(supports_tree(tree.program, acc, d))
+
+    def check_input(self, operand: Input, views: Views) -> None:
+        if self.listed and operand.name not in self.lists and operand.kind == ROW:
+            raise InvalidOperandError(f"{operand.name} is one array; expected a list, one for each group")
+        for index, view in enumerate(views):
+            name = self.label(operand.name, index)
+            if not self._fits(view.shape, operand.kind, index):
+                raise InvalidOperandError(
+                    f"{name} has shape {view.shape}; expected {self._expected(operand.kind, index)}"
+                )
+            _check_type(operand, view, name)
+
+    def check_output(self, output: Output, views: Views) -> None:
+        """There is no output but D: see `check_tree`."""
+
+    def check_apart(
+        self, tree: EpilogueVisitorTree, product: Mapping[str, Views], views: Mapping[str, Views]
+    ) -> None:  # fmt: skip
+        for index, out in enumerate(product.get(RESULT, ())):
+            read = {
+                name: given[index if len(given) > 1 else 0]
+                for name, given in {**product, **views}.items()
+                if name != RESULT
+            }
+            check_out({RESULT: out, **read}, read)
+
+    def fusion(self, tree: EpilogueVisitorTree, views: Mapping[str, _core.Operand]) -> GroupedFusion:
+        """A tree with the arrays of a launch: views of its operands, by label."""
+
+        def operand(declared: Input) -> GroupOperand:
+            name = declared.name
+            labels = [self.label(name, index) for index in range(self.number if name in self.lists else 1)]
+            return GroupOperand(name, declared.kind, tuple(spec_of(views[label], name) for label in labels))
+
+        return GroupedFusion(tree, tuple(map(operand, tree.inputs)))
+
+    def of_groups(self, tree: EpilogueVisitorTree, host: Mapping[str, AnyArray]) -> dict[str, list[AnyArray]]:
+        """The operands of each group, of host arrays by label: (N,), or one element."""
+        found = {}
+        for operand in tree.inputs:
+            if operand.name in self.lists:
+                arrays = [host[self.label(operand.name, index)] for index in range(self.number)]
+            else:
+                array = host[operand.name]
+                least = 2 if operand.kind == ROW else 3
+                each = array.ndim >= least and array.shape[0] == self.number
+                arrays = list(array) if each else [array] * self.number
+            found[operand.name] = [array.reshape(-1) for array in arrays]
+        return found
+
+    def _fits(self, shape: Shape, kind: str, index: int) -> bool:
+        """Whether an array, of a list the one of this index, is a row, or a scalar, for all groups or for each."""
+        count = 1 if self.listed else self.number
+        if kind == SCALAR:
+            return math.prod(shape) == 1 or (not self.listed and shape == (count, 1, 1))
+        n = self._matrix(index)[1]
+        return kind == ROW and (shape in ((n,), (1, n), (1, 1, n), (count, n), (count, 1, n)))
+
+    def _expected(self, kind: str, index: int) -> str:
+        n = self._matrix(index)[1]
+        if self.listed:
+            return "one element" if kind == SCALAR else f"({n},)"
+        return f"one element or ({self.number}, 1, 1)" if kind == SCALAR else f"({n},) or ({self.number}, {n})"
+
+    def _matrix(self, index: int) -> tuple[int, int]:
+        return self.extents[min(index, len(self.extents) - 1)]
+
+
 def operand_names(tree: EpilogueVisitorTree) -> tuple[str, ...]:
     """The operands of a tree, inputs first."""
     return (*(operand.name for operand in tree.inputs), *(operand.name for operand in tree.outputs))
@@ -282,3 +406,24 @@ def check_tree(tree: EpilogueVisitorTree, result: CutlassDtype, product: Collect
 def _element(view: _core.Operand, name: str) -> CutlassDtype | None:
     """An element type, None for bytes."""
     return None if view.dtype == BYTE else operands.dtype_of(view, name)
+
+
+def common_dtype(views: Mapping[str, _core.Operand]) -> CutlassDtype:
+    """The element type that arrays, given by label, have in common.
+
+    Raises:
+        InvalidOperandError: they have none.
+    """
+    found = {label: operands.dtype_of(view, label) for label, view in views.items()}
+    first, dtype = next(iter(found.items()))
+    for label, other in found.items():
+        if other is not dtype:
+            raise InvalidOperandError(f"{label} is {other.value}, and {first} {dtype.value}: give one dtype")
+    return dtype
+
+
+def _check_type(operand: Input, view: _core.Operand, name: str) -> None:
+    if _element(view, name) is not operand.dtype:
+        given = "uint8" if view.dtype == BYTE else operands.dtype_of(view, name).value
+        wanted = "uint8, bits" if operand.dtype is None else operand.dtype.value
+        raise InvalidOperandError(f"{name} is {given}; the epilogue reads {wanted}")

@@ -1,4 +1,4 @@
-"""From a Python function to an epilogue tree, by calling it once."""
+"""From a Python function to an epilogue tree, by calling it once; what builders share with that."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import (
     ACCUMULATOR,
     COLUMN,
+    INPUT_DTYPES,
     KINDS,
     MASK,
     MATRIX,
@@ -27,12 +28,14 @@ from ..generator.epilogue.tree import (
     Node,
     Output,
 )
-from . import assemble
 from .element_types import element_type, is_byte
 from .values import Scope, Stored, Value, finite
 
 SINGLE, TUPLE, DICT = "single", "tuple", "dict"
 """How a function returns its results."""
+
+_SAME_ALONG = {ROW: (ROW, SCALAR), COLUMN: (COLUMN, SCALAR), SCALAR: (SCALAR,)}
+"""The kinds of values that do not vary along the dimensions that a reduction to a kind covers."""
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Operands
@@ -74,8 +77,12 @@ def readings(shape: tuple[int, ...], m: int, n: int, *, bits: bool = False) -> t
     Raises:
         InvalidOperandError: an argument of the wrong kind.
     """
-    shape = _checked_shape(shape, m, n)
+    expect(shape, (tuple, list), "shape", "a tuple of extents")
+    for name, size in (("m", m), ("n", n), *(("shape", extent) for extent in shape)):
+        if not isinstance(size, (int, np.integer)) or not 0 <= size <= MOST:
+            raise InvalidOperandError(f"{name} is {shown(size)}; expected an extent")
     check_options(bits=bits)
+    shape = tuple(shape)
     if bits:
         return (MASK,) if shape[-2:] == (m, -(-n // 8)) else ()
     last = shape[-2:] if len(shape) > 1 else ()
@@ -86,15 +93,6 @@ def readings(shape: tuple[int, ...], m: int, n: int, *, bits: bool = False) -> t
         (COLUMN, last == (m, 1) or shape == (m,)),
     )
     return tuple(kind for kind, fits in found if fits)
-
-
-def _checked_shape(shape: Any, m: Any, n: Any) -> tuple[int, ...]:
-    """A shape, and the extents of a result, which are numbers from here on."""
-    expect(shape, (tuple, list), "shape", "a tuple of extents")
-    for name, size in (("m", m), ("n", n), *(("shape", extent) for extent in shape)):
-        if not isinstance(size, (int, np.integer)) or not 0 <= size <= MOST:
-            raise InvalidOperandError(f"{name} is {shown(size)}; expected an extent")
-    return tuple(shape)
 
 
 def operand_of(shape: tuple[int, ...], m: int, n: int, dtype: Any, name: str) -> Operand:
@@ -111,7 +109,6 @@ def operand_of(shape: tuple[int, ...], m: int, n: int, dtype: Any, name: str) ->
     Raises:
         InvalidOperandError: another shape or element type.
     """
-    shape = _checked_shape(shape, m, n)
     bits = is_byte(dtype)
     kinds = readings(shape, m, n, bits=bits)
     if kinds and not (kinds[0] == COLUMN and len(shape) == 1):
@@ -129,6 +126,54 @@ def operand_of(shape: tuple[int, ...], m: int, n: int, dtype: Any, name: str) ->
         f"{name} has shape {shape}; expected one element, ({n},) or (..., 1, {n}) for a row, (..., {m}, 1) for a "
         f"column, or (..., {m}, {n})"
     )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Trees
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def input_node(name: str, kind: str, dtype: CutlassDtype | None) -> Node:
+    """The node of an operand; a mask has no dtype."""
+    return Node("input", (), (name, kind, MASK if kind == MASK or dtype is None else dtype.value))
+
+
+def tree_of(
+    written: Mapping[str, tuple[Output, Node]], *, stored: CutlassDtype, computed: CutlassDtype
+) -> EpilogueVisitorTree:
+    """The tree.
+
+    Args:
+        written: the outputs by name, D as `out`, and what is written to them. An element type is None where none is
+            given: it is that of an outermost cast then, which the store performs.
+        stored: the element type of matrices beside D that have none.
+        computed: that of reductions.
+
+    Raises:
+        InvalidOperandError: names the node that is wrong, and the cure.
+    """
+    stores: dict[str, tuple[Output, Node]] = {}
+    for name, (output, node) in written.items():
+        dtype = output.dtype
+        if output.reduction:
+            dtype = computed
+        elif output.kind != MASK:
+            if node.op == "cast" and (dtype is None or dtype.value == node.attributes[0]):
+                node, dtype = node.inputs[0], CutlassDtype(node.attributes[0])  # noqa: PLW2901
+            dtype = dtype or (None if name == RESULT else stored)
+        stores[name] = replace(output, dtype=dtype), node
+    d, result = stores.pop(RESULT)
+    if d.dtype is not None and d.dtype not in INPUT_DTYPES:
+        valid = ", ".join(dtype.value for dtype in INPUT_DTYPES)
+        raise InvalidOperandError(f"the result, {result}, is cast to {d.dtype.value!r}; valid: {valid}")
+    made = EpilogueVisitorTree(result, stores.values(), result_dtype=d.dtype)
+    for output, node in made.stores:
+        if output.reduction and made.kind(node) in _SAME_ALONG[output.kind]:
+            raise InvalidOperandError(
+                f"output {output.name!r} reduces {node}, which is one value for a whole {made.kind(node)}, to a "
+                f"{output.kind}: there is nothing to reduce; reduce what depends on the accumulator or on a matrix"
+            )
+    return made
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -213,11 +258,8 @@ def trace(
     finally:
         scope.open = False
     structure, results = _results(returned, title)
-    for name, output in results.items():
-        _check_result(name, output, title, scope)
-    result, result_dtype = assemble.stored(results[RESULT].node)
-    stores = [_store(name, output, default, computed) for name, output in results.items() if name != RESULT]
-    return Traced(assemble.tree(result, stores, result_dtype), structure, tuple(results))
+    written = {name: _written(name, result, title, scope) for name, result in results.items()}
+    return Traced(tree_of(written, stored=default, computed=computed), structure, tuple(results))
 
 
 def _title(function: Any) -> str:
@@ -244,29 +286,21 @@ def _signature(function: Any, title: str) -> inspect.Signature:
 
 def _check_parameters(signature: inspect.Signature, title: str, given: Mapping[str, Any]) -> str:
     """Refuses operands that do not match the parameters; returns the accumulator's name."""
-    variadic = [
-        str(parameter)
-        for parameter in signature.parameters.values()
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
+    parameters = list(signature.parameters.values())
+    variadic = [str(one) for one in parameters if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     if variadic:
         raise InvalidOperandError(f"{title} takes {' and '.join(variadic)}: name each operand as a parameter")
-    accumulator = next(iter(signature.parameters.values()), None)
-    if accumulator is None or accumulator.kind is accumulator.KEYWORD_ONLY:
+    if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
         raise InvalidOperandError(f"{title} has no parameter for the accumulator: give it a first one")
-    parameters = list(signature.parameters.values())[1:]
-    names = [parameter.name for parameter in parameters]
+    accumulator, *operands = parameters
+    names = [one.name for one in operands]
     unknown = [name for name in given if name not in names]
     if unknown:
         raise InvalidOperandError(
             f"{title} has no parameter for {_listed(unknown)}; its operands are {_listed(names) or 'none'} "
             f"({accumulator.name!r} is the accumulator)"
         )
-    missing = [
-        parameter.name
-        for parameter in parameters
-        if parameter.default is parameter.empty and parameter.name not in given
-    ]
+    missing = [one.name for one in operands if one.default is one.empty and one.name not in given]
     if missing:
         raise InvalidOperandError(f"{title} needs {_listed(missing)}: give an array or a number for each by its name")
     return accumulator.name
@@ -278,7 +312,7 @@ def _listed(names: Iterable[str]) -> str:
 
 def _parameter(name: str, operand: Operand | float) -> Node:
     if isinstance(operand, Operand):
-        return assemble.input_node(name, operand.kind, operand.dtype)
+        return input_node(name, operand.kind, operand.dtype)
     try:
         return Node("constant", (), (finite(operand),), name)
     except ValueError as error:
@@ -296,7 +330,8 @@ def _results(returned: object, title: str) -> tuple[str, dict[str, Any]]:
     return SINGLE, {RESULT: returned}
 
 
-def _check_result(name: object, result: object, title: str, scope: Scope) -> None:
+def _written(name: object, result: object, title: str, scope: Scope) -> tuple[Output, Node]:
+    """The output that a function returns, and what is written to it."""
     if not isinstance(name, str):
         raise InvalidOperandError(f"{title} returns a result under {name!r}; expected a name")
     if isinstance(result, Stored) and name == RESULT:
@@ -307,14 +342,11 @@ def _check_result(name: object, result: object, title: str, scope: Scope) -> Non
         raise InvalidOperandError(
             f"{title} returns a {type(result).__name__} as {name!r}; expected what is computed from its parameters"
         )
-    if (result if isinstance(result, Value) else result.value).scope is not scope:
+    value = result if isinstance(result, Value) else result.value
+    if value.scope is not scope:
         raise UnsupportedError(
             f"{title} returns a value kept from another trace as {name!r}; compute it from its own parameters"
         )
-
-
-def _store(name: str, result: Value | Stored, dtype: CutlassDtype, compute_dtype: CutlassDtype) -> tuple[Output, Node]:
-    if isinstance(result, Value):
-        node, cast_to = assemble.stored(result.node)
-        return Output(name, MATRIX, cast_to or dtype), node
-    return Output(name, result.kind, compute_dtype if result.reduction else None, result.reduction), result.value.node
+    if isinstance(result, Stored):
+        return Output(name, result.kind, None, result.reduction), value.node
+    return Output(name, MATRIX, None), value.node

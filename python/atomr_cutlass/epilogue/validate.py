@@ -30,7 +30,7 @@ from ..pipeline.candidate import Candidate
 from ..pipeline.devices import Device
 from ..reference.tolerance import tolerance
 from ..reference.tree_error import mismatches
-from .bound import Fusion, fusion_of, output_shape
+from .bound import Fusion, array_shape, fusion_of
 
 VARIABLE = "ATOMR_CUTLASS_CHECK_EPILOGUES"
 """`on` (the default) or `off`."""
@@ -46,14 +46,16 @@ class Probe(NamedTuple):
     Attributes:
         problem: the operation's, which a launch is given.
         views: of a, b and out, on the GPU.
-        acc: what the tree gets, (M, N).
-        error: how far the kernel's may be from it.
+        acc: what the tree gets, (M, N): sums of products.
+        absolute: the sums of the products' magnitudes.
+        k: the number of products in a sum.
     """
 
     problem: Any
     views: dict[str, _core.Operand]
     acc: Array
-    error: Array
+    absolute: Array
+    k: int
 
 
 MakeProbe = Callable[[KernelKey, np.random.Generator, int], Probe]
@@ -151,26 +153,16 @@ def _differences(key: KernelKey, epilogue: str, device: int, launch: Launch, mak
     views |= made.views
     for output in tree.outputs:
         element = operands.BYTE if output.dtype is None else output.dtype.dlpack
-        _, views[output.name] = operands.empty_of(output_shape(output, (m, n)), element, device, None)
+        _, views[output.name] = operands.empty_of(array_shape(output, (m, n)), element, device, None)
     for name in (RESULT, *(operand.name for operand in tree.outputs)):
         _poison(views[name])
     launch(made.problem, fusion_of(tree, views), views)
     got = {name: operands.download(views[name]) for name in (RESULT, *(operand.name for operand in tree.outputs))}
     got[RESULT] = got[RESULT].reshape(m, n)
-    return mismatches(tree, got, made.acc, made.error, given, out_dtype=key.d)
-
-
-def math_of(key: KernelKey) -> str:
-    """The math mode of the reference for a kernel."""
-    return "default" if key.math == numerics.FAST else key.math
-
-
-def error_of(key: KernelKey, k: int, acc: Array, absolute: Array) -> Array:
-    """How far a kernel's accumulators may be from `acc`, sums of `k` products whose magnitudes add up to `absolute`."""
     exact = CutlassDtype.F64 if key.acc is CutlassDtype.F64 else CutlassDtype.F32
-    limits = tolerance(key.a, exact, k, key.math)
-    error: Array = limits.atol_factor * absolute + limits.rtol * np.abs(acc)
-    return error
+    limits = tolerance(key.a, exact, made.k, key.math)
+    error = limits.atol_factor * made.absolute + limits.rtol * np.abs(made.acc)
+    return mismatches(tree, got, made.acc, error, given, out_dtype=key.d)
 
 
 def normal(random: np.random.Generator, shape: tuple[int, ...], dtype: CutlassDtype) -> Array:

@@ -11,10 +11,10 @@ import numpy as np
 
 from ..arrays import numerics
 from ..generator.dtypes import CutlassDtype
-from ..generator.epilogue.tree import MASK, RESULT, EpilogueVisitorTree
+from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree
 from ..reference.tolerance import Tolerance, within_tolerance
 from ..reference.tree import evaluate
-from ..reference.tree_error import mismatches, tolerances
+from ..reference.tree_error import beyond, tolerances
 from .operand_table import Array, Arrays
 
 if TYPE_CHECKING:
@@ -106,19 +106,6 @@ def compare_tree(check: Check, tree: EpilogueVisitorTree, part: Arrays, acc: Arr
     """Counts the elements of a tree's results that differ from the reference by more than the tolerance."""
     read = {operand.name: part[operand.name] for operand in tree.inputs}
     wanted = evaluate(tree, acc, read, **how)
-    got = {name: part[name] for name in wanted}
-    check.see(got[RESULT], wanted[RESULT])
-    if mismatches(tree, got, acc, error, read, **how):
-        bounds = tolerances(tree, acc, error, read, **how)
-        masks = {operand.name for operand in tree.outputs if operand.kind == MASK}
-        counts = (_beyond(got[name], wanted[name], bounds[name], bits=name in masks) for name in got)
-        check.mismatches += max(1, sum(counts))
-
-
-def _beyond(got: Array, wanted: Array, bound: Array, *, bits: bool) -> int:
-    """How many elements are further off than they may be."""
-    if bits:
-        got, wanted = (np.unpackbits(mask, -1, count=bound.shape[-1], bitorder="little") for mask in (got, wanted))
-    with np.errstate(invalid="ignore"):
-        right = np.abs(numerics.to_float64(got) - numerics.to_float64(wanted)) <= bound
-    return int(right.size - np.count_nonzero(right))
+    bounds = tolerances(tree, acc, error, read, **how)
+    check.see(part[RESULT], wanted[RESULT])
+    check.mismatches += sum(int(beyond(part[name], wanted[name], bounds[name]).sum()) for name in wanted)

@@ -61,12 +61,9 @@ def add_terms(product: FloatArray, c: AnyArray | None, beta: float, bias: AnyArr
 
 
 def add_magnitudes(product: FloatArray, c: AnyArray | None, beta: float, bias: AnyArray | None) -> FloatArray:
-    """Adds |beta| |C| and |bias| in place; C is not read when beta is 0."""
-    if c is not None and beta != 0.0:
-        product += abs(beta) * np.abs(to_float64(c))
-    if bias is not None:
-        product += np.abs(to_float64(bias))
-    return product
+    """Adds |beta| |C| and |bias| in place; C does not count when beta is 0."""
+    c, bias = (None if term is None else np.abs(to_float64(term)) for term in (c, bias))
+    return add_terms(product, c, abs(beta), bias)
 
 
 def activated(values: FloatArray, activation: str | None) -> FloatArray:

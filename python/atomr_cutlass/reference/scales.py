@@ -35,8 +35,7 @@ class OperandScale(NamedTuple):
 
     def absolute(self) -> OperandScale:
         """The same with magnitudes."""
-        outer = abs(self.outer) if isinstance(self.outer, float) else np.abs(self.outer)
-        return self._replace(outer=outer, blocks=None if self.blocks is None else np.abs(self.blocks))
+        return self._replace(outer=np.abs(self.outer), blocks=None if self.blocks is None else np.abs(self.blocks))
 
 
 def read_scales(

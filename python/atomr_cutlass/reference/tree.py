@@ -142,23 +142,17 @@ def evaluate(
         InvalidOperandError: acc or an operand has a wrong shape or dtype, is missing, or is none of the tree's; or
             out_dtype is not the one that the tree decides.
     """
-    double = computes_in_double(tree, out_dtype)
-    given = read_leaves(tree, acc, operands, double=double)
-    values: list[FloatArray] = []
+    values = values_of(tree, acc, operands, double=computes_in_double(tree, out_dtype))
     with np.errstate(all="ignore"):
-        for node, leaf in zip(tree.nodes, given, strict=True):
-            inputs = [values[tree.index(child)] for child in node.inputs]
-            values.append(apply(node, inputs, double=double) if leaf is None else leaf)
         result = np.broadcast_to(values[tree.index(tree.result)], acc.shape)
         outputs = {RESULT: np.array(stored(result, scale_d, out_dtype))}
         for output, node in tree.stores:
             value = np.broadcast_to(values[tree.index(node)], acc.shape)
-            if output.reduction:
-                outputs[output.name] = saturating_cast(_reduced(output, value), storage_of(output))
-            elif output.kind == MASK:
+            if output.dtype is None:
                 outputs[output.name] = np.packbits(value != 0.0, axis=-1, bitorder="little")
             else:
-                outputs[output.name] = np.array(saturating_cast(value, storage_of(output)))
+                value = reduced(output, value) if output.reduction else value
+                outputs[output.name] = np.array(saturating_cast(value, output.dtype))
     return outputs
 
 
@@ -174,10 +168,10 @@ def computes_in_double(tree: EpilogueVisitorTree, out_dtype: CutlassDtype) -> bo
     return out_dtype is CutlassDtype.F64
 
 
-def read_leaves(
+def values_of(
     tree: EpilogueVisitorTree, acc: FloatArray, operands: Mapping[str, AnyArray], *, double: bool
-) -> list[FloatArray | None]:
-    """The values that are read and not computed, for every node of the tree; of shapes that broadcast to acc's.
+) -> list[FloatArray]:
+    """The value of every node of the tree, of shapes that broadcast to acc's.
 
     Raises:
         InvalidOperandError: as `evaluate`.
@@ -188,20 +182,23 @@ def read_leaves(
     for name in operands:
         if name not in known:
             raise InvalidOperandError(f"{name} is no input of the tree; its inputs: {', '.join(known) or 'none'}")
-    leaves: list[FloatArray | None] = []
-    for node in tree.nodes:
-        if node.op == ACCUMULATOR:
-            leaves.append(acc)
-        elif node.op == "constant":
-            leaves.append(_compute_type(np.full((1, 1), float(node.attributes[0])), double=double))
-        elif node.op == "input":
-            slot = known[str(node.attributes[0])]
-            if slot.name not in operands:
-                raise InvalidOperandError(f"{slot.name} is missing: the tree reads it as a {slot.kind}")
-            leaves.append(_compute_type(_read(slot, np.asarray(operands[slot.name]), acc.shape), double=double))
-        else:
-            leaves.append(None)
-    return leaves
+    for slot in tree.inputs:
+        if slot.name not in operands:
+            raise InvalidOperandError(f"{slot.name} is missing: the tree reads it as a {slot.kind}")
+    values: list[FloatArray] = []
+    with np.errstate(all="ignore"):
+        for node in tree.nodes:
+            if node.op == ACCUMULATOR:
+                value = acc
+            elif node.op == "constant":
+                value = _compute_type(np.full((1, 1), float(node.attributes[0])), double=double)
+            elif node.op == "input":
+                slot = known[str(node.attributes[0])]
+                value = _compute_type(_read(slot, np.asarray(operands[slot.name]), acc.shape), double=double)
+            else:
+                value = apply(node, [values[tree.index(child)] for child in node.inputs], double=double)
+            values.append(value)
+    return values
 
 
 def apply(node: Node, inputs: list[FloatArray], *, double: bool) -> FloatArray:
@@ -219,27 +216,20 @@ def reduced_axes(output: Output, shape: tuple[int, ...]) -> tuple[int, ...]:
     return {ROW: (-2,), COLUMN: (-1,), SCALAR: tuple(range(len(shape)))}[output.kind]
 
 
-def storage_of(output: Output) -> CutlassDtype:
-    """The element type of an output that is no mask."""
-    if output.dtype is None:
-        raise InvalidOperandError(f"{output.name} is a mask: it has no element type")
-    return output.dtype
-
-
-def _reduced(output: Output, value: FloatArray) -> FloatArray:
+def reduced(output: Output, value: FloatArray) -> FloatArray:
+    """A reduction of a matrix (..., M, N), in the output's shape."""
     axes = reduced_axes(output, value.shape)
     if output.reduction == "sum":
-        reduced = np.sum(value, axis=axes)
+        found = np.sum(value, axis=axes)
     elif output.reduction == "max":
-        reduced = np.max(value, axis=axes, initial=-np.inf)
+        found = np.max(value, axis=axes, initial=-np.inf)
     else:
-        reduced = np.max(np.abs(value), axis=axes, initial=0.0)
-    return np.reshape(reduced, (1,)) if output.kind == SCALAR else np.asarray(reduced)
+        found = np.max(np.abs(value), axis=axes, initial=0.0)
+    return np.reshape(found, (1,)) if output.kind == SCALAR else np.asarray(found)
 
 
 def _compute_type(x: FloatArray, *, double: bool) -> FloatArray:
-    with np.errstate(all="ignore"):
-        return x if double else x.astype(np.float32).astype(np.float64)
+    return x if double else x.astype(np.float32).astype(np.float64)
 
 
 def _read(slot: Input, operand: AnyArray, shape: tuple[int, ...]) -> FloatArray:

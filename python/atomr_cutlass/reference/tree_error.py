@@ -19,9 +19,9 @@ from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.lower import is_narrow
 from ..generator.epilogue.ops import GRADIENT_OPS
-from ..generator.epilogue.tree import ACCUMULATOR, MASK, RESULT, SCALAR, EpilogueVisitorTree, Node, Output
+from ..generator.epilogue.tree import ACCUMULATOR, RESULT, EpilogueVisitorTree, Node, Output
 from .parts import broadcasts_to
-from .tree import apply, computes_in_double, evaluate, read_leaves, reduced_axes, storage_of
+from .tree import apply, computes_in_double, evaluate, reduced, reduced_axes, values_of
 
 
 class _Arithmetic(NamedTuple):
@@ -178,19 +178,15 @@ def tolerances(
         arithmetic = _DOUBLE
     else:
         arithmetic = _NARROW if is_narrow(tree.program, out_dtype) else _FLOAT
-    values: list[FloatArray] = []
+    values = values_of(tree, acc, operands, double=arithmetic.double)
     errors: list[FloatArray] = []
     with np.errstate(all="ignore"):
-        for node, leaf in zip(tree.nodes, read_leaves(tree, acc, operands, double=arithmetic.double), strict=True):
-            if leaf is not None:
-                value = leaf
-                own = _accumulator_error(acc, acc_error, arithmetic) if node.op == ACCUMULATOR else np.zeros((1, 1))
+        for node, value in zip(tree.nodes, values, strict=True):
+            if node.inputs:
+                below = [tree.index(child) for child in node.inputs]
+                own = _error(node, value, [values[at] for at in below], [errors[at] for at in below], arithmetic)
             else:
-                inputs = [values[tree.index(child)] for child in node.inputs]
-                below = [errors[tree.index(child)] for child in node.inputs]
-                value = apply(node, inputs, double=arithmetic.double)
-                own = _error(node, value, inputs, below, arithmetic)
-            values.append(value)
+                own = _accumulator_error(acc, acc_error, arithmetic) if node.op == ACCUMULATOR else np.zeros((1, 1))
             errors.append(_at_the_ends_of_the_range(value, own, arithmetic))
 
         def wide(node: Node) -> tuple[FloatArray, FloatArray]:
@@ -203,13 +199,12 @@ def tolerances(
         bounds = {RESULT: _after_rounding(value, error, out_dtype)}
         for output, node in tree.stores:
             value, error = wide(node)
-            if output.kind == MASK:
+            if output.dtype is None:
                 bounds[output.name] = _reaches(np.abs(value), error).astype(np.float64)
-            elif output.reduction:
-                value, error = _reduced(output, value, error, arithmetic)
-                bounds[output.name] = _after_rounding(value, error, storage_of(output))
             else:
-                bounds[output.name] = _after_rounding(value, error, storage_of(output))
+                if output.reduction:
+                    value, error = reduced(output, value), _error_of_reduction(output, value, error, arithmetic)
+                bounds[output.name] = _after_rounding(value, error, output.dtype)
     return bounds
 
 
@@ -241,7 +236,6 @@ def mismatches(
     """
     wanted = evaluate(tree, acc, operands, out_dtype=out_dtype, scale_d=scale_d)
     bounds = tolerances(tree, acc, acc_error, operands, out_dtype=out_dtype, scale_d=scale_d)
-    masks = {output.name for output in tree.outputs if output.kind == MASK}
     lines = [f"{name} is no output of the tree" for name in got if name not in wanted]
     for name, want in wanted.items():
         if name not in got:
@@ -251,36 +245,38 @@ def mismatches(
         if have.dtype != want.dtype or have.shape != want.shape:
             lines.append(f"{name} is {have.dtype} of shape {have.shape}, expected {want.dtype} of shape {want.shape}")
             continue
-        if name in masks:
-            lines += _differing_bits(name, have, want, bounds[name])
-        else:
-            lines += _differing(name, to_float64(have), to_float64(want), bounds[name])
+        lines += _differences(name, have, want, bounds[name])
     return lines
 
 
-def _differing(name: str, have: FloatArray, want: FloatArray, bound: FloatArray) -> Iterable[str]:
+def beyond(have: AnyArray, want: AnyArray, bound: FloatArray) -> npt.NDArray[np.bool_]:
+    """Where a kernel's output is further from the reference's than it may be; of a mask its bits, padding included."""
+    if have.dtype == np.uint8:
+        have, want = _bits(have), _bits(want)
+        bound = np.pad(bound, [(0, 0)] * (bound.ndim - 1) + [(0, have.shape[-1] - bound.shape[-1])])
     with np.errstate(all="ignore"):
-        far = ~(_distance(have, want) <= bound)
-    if far.any():
-        first = tuple(int(at) for at in np.argwhere(far)[0])
-        yield (
-            f"{name}{list(first)} is {have[first]:.9g}, expected {want[first]:.9g} within {bound[first]:.3g} "
-            f"({int(far.sum())} of {far.size} elements differ)"
-        )
+        far: npt.NDArray[np.bool_] = ~(_distance(to_float64(have), to_float64(want)) <= bound)
+    return far
 
 
-def _differing_bits(name: str, have: AnyArray, want: AnyArray, either: FloatArray) -> Iterable[str]:
-    bits, expected = (np.unpackbits(mask, axis=-1, bitorder="little") for mask in (have, want))
-    columns = either.shape[-1]
-    padding = bits[..., columns:]
-    if padding.any():
-        yield f"{name} has {int(padding.sum())} bits set after its {columns} columns, expected none"
-    far = (bits != expected)[..., :columns] & (either == 0.0)
+def _bits(mask: AnyArray) -> AnyArray:
+    return np.unpackbits(mask, axis=-1, bitorder="little").view(np.int8)
+
+
+def _differences(name: str, have: AnyArray, want: AnyArray, bound: FloatArray) -> Iterable[str]:
+    far, of, columns = beyond(have, want, bound), "elements", bound.shape[-1]
+    if have.dtype == np.uint8:
+        have, want, of = _bits(have), _bits(want), "bits"
+        padding = np.count_nonzero(far[..., columns:])
+        if padding:
+            yield f"{name} has {padding} bits set after its {columns} columns, expected none"
+        far = far[..., :columns]
     if far.any():
         first = tuple(int(at) for at in np.argwhere(far)[0])
+        within = "" if of == "bits" else f" within {bound[first]:.3g}"
         yield (
-            f"{name}{list(first)} is {bits[first]}, expected {expected[first]} "
-            f"({int(far.sum())} of {far.size} bits differ)"
+            f"{name}{list(first)} is {float(have[first]):.9g}, expected {float(want[first]):.9g}{within} "
+            f"({int(far.sum())} of {far.size} {of} differ)"
         )
 
 
@@ -403,30 +399,21 @@ def _at_the_ends_of_the_range(value: FloatArray, error: FloatArray, arithmetic: 
     return np.where(np.isfinite(value) & (magnitude + error > arithmetic.largest), np.inf, error)
 
 
-def _reduced(
+def _error_of_reduction(
     output: Output, value: FloatArray, error: FloatArray, arithmetic: _Arithmetic
-) -> tuple[FloatArray, FloatArray]:
-    """A reduction and its error."""
+) -> FloatArray:  # fmt: skip
     axes = reduced_axes(output, value.shape)
     if output.reduction == "sum":
         finite = np.where(np.isfinite(value), np.abs(value), 0.0)
-        magnitude = np.sum(finite + error, axis=axes)
+        magnitude = reduced(output, finite + error)
         count = value.size // max(magnitude.size, 1)
         whole = np.all((error == 0.0) & (value == np.rint(value)), axis=axes) & (magnitude <= arithmetic.whole)
-        reduced = np.sum(value, axis=axes)
-        off = np.sum(error, axis=axes) + np.where(whole, 0.0, count * arithmetic.unit * magnitude)
-        off = np.where(magnitude > arithmetic.largest, np.inf, off)
-    else:
-        if output.reduction == "amax":
-            value, least = np.abs(value), 0.0
-        else:
-            least = -np.inf
-        reduced = np.max(value, axis=axes, initial=least)
-        ends = [np.max(value + by, axis=axes, initial=least) for by in (-error, error)]
-        off = np.maximum(_distance(ends[0], reduced), _distance(ends[1], reduced))
-        off = np.where(np.any(np.isinf(error), axis=axes), np.inf, off)
-    shape = (1,) if output.kind == SCALAR else reduced.shape
-    return np.reshape(reduced, shape), np.reshape(off, shape)
+        off = reduced(output, error) + np.where(whole, 0.0, count * arithmetic.unit * magnitude)
+        return np.where(magnitude > arithmetic.largest, np.inf, off)
+    if output.reduction == "amax":
+        value = np.abs(value)
+    ends = [_distance(reduced(output, value + by), reduced(output, value)) for by in (-error, error)]
+    return np.where(np.any(np.isinf(error), axis=axes), np.inf, np.maximum(*ends))
 
 
 def _after_rounding(value: FloatArray, error: FloatArray, dtype: CutlassDtype) -> FloatArray:

@@ -14,7 +14,7 @@ from ...arrays.layouts import LAYOUTS, TO_NHWC, axes_of, in_nhwc
 from ...arrays.numerics import AnyArray, math_mode
 from ...arrays.symbols import shape_of
 from ...checks import shown
-from ...epilogue.bind import bind_call, refuse_scale_d
+from ...epilogue.bind import bind, refuse_scale_d
 from ...epilogue.results import ImageResult
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
@@ -350,7 +350,7 @@ def _parse(call: Call) -> _Convolution:
         refuse_scale_d(arrays["scale_d"])
     taken, acc = ("a", "b"), accumulator(dtype)
     over = ImageResult(shape, own.layout)
-    return parsed.followed_by(bind_call(call, over, views, taken=taken, out_dtype=result, acc=acc))
+    return parsed.followed_by(bind(call, over, views, taken=taken, out_dtype=result, acc=acc))
 
 
 def _geometry(own: ConvOptions, views: Mapping[str, _core.Operand]) -> ConvGeometry:

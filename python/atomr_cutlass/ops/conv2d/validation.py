@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...arrays import operands
-from ...epilogue.validate import Probe, error_of, math_of, normal
+from ...epilogue.validate import Probe, normal
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.key import KernelKey
@@ -25,11 +25,11 @@ def make_probe(key: KernelKey, random: np.random.Generator, device: int) -> Prob
     b = normal(random, (written, taps, taps, read) if forward else (read, taps, taps, written), key.b)
     views = {"a": operands.upload(a, device), "b": operands.upload(b, device)}
     views[RESULT] = operands.empty(image, key.d, device, None)[1]
-    acc = convolution(key.op, a, b, image, padding=1, out_dtype=CutlassDtype.F64, math=math_of(key))
+    acc = convolution(key.op, a, b, image, padding=1, out_dtype=CutlassDtype.F64, math=key.math)
     absolute = absolute_convolution(key.op, a, b, image, padding=1)
     x, w = (a.shape, b.shape) if forward else (image, b.shape)
     geometry = conv_geometry(x, w, stride=1, padding=1, dilation=1, groups=1)
     specs = {name: spec_of(view, name) for name, view in views.items()}
     problem = ConvProblem(key.op, geometry, specs["a"], specs["b"], None, specs[RESULT], key.math, device)
     flat = (rows * columns, written)
-    return Probe(problem, views, acc.reshape(flat), error_of(key, taps * taps * read, acc, absolute).reshape(flat))
+    return Probe(problem, views, acc.reshape(flat), absolute.reshape(flat), taps * taps * read)

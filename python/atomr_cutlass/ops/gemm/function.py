@@ -230,7 +230,7 @@ def _bound(call: Call, operation: Operation) -> BoundEpilogue[MatrixResult]:
     from ...epilogue import bind, results  # trees and the tracer
 
     bind.refuse_scale_d(call.arrays["scale_d"])
-    return bind.bind_call(
+    return bind.bind(
         call,
         results.MatrixResult(operation.shape),
         operation.views,

@@ -168,4 +168,4 @@ def _bound(
     bind.refuse_scale_d(call.arrays["scale_d"])
     own = {name: view for name, view in views.items() if name in (*_PRODUCT, "c", RESULT)}
     taken, acc = (*_PRODUCT, *SCALES), accumulator(operands.dtype_of(views["a"], "a"))
-    return bind.bind_call(call, VectorResult(shape), own, taken=taken, out_dtype=result, acc=acc)
+    return bind.bind(call, VectorResult(shape), own, taken=taken, out_dtype=result, acc=acc)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from ... import _core
-from ...arrays.layouts import relaid
-from ...epilogue.bound import Fusion, output_shape
+from ...epilogue.bound import Layout, array_shape
 from ...epilogue.results import MatrixResult
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
-from ...generator.epilogue.tree import COLUMN, MASK, MATRIX, EpilogueVisitorTree, Output
+from ...generator.epilogue.tree import Input, Output
 from ...generator.families.gemv import TYPES
 from ...pipeline.problem import GemmProblem, MatrixSpec, broadcast_batches, views
 
@@ -100,37 +98,18 @@ class VectorResult(MatrixResult):
         """(..., 1, M)."""
         return (*self.shape[:-1], 1, self.shape[-1])
 
-    def flat(self, name: str, view: _core.Operand) -> _core.Operand:
-        """The view of an input as the tree sees it."""
-        return relaid(view, _as_row(view.shape, 1), _as_row(view.strides, 0))
+    def as_matrix(self, name: str, shape: Shape, strides: Shape) -> Layout:
+        """Extents and strides of an array as the tree sees it."""
+        return _as_row(shape, 1), _as_row(strides, 0)
 
-    def output_shape(self, output: Output) -> Shape:
-        """The extents of the array for an output."""
-        made = output_shape(output, self.matrix)
-        return made if output.reduction else _vector(made)
+    def array_shape(self, operand: Input | Output) -> Shape:
+        """The extents of the array for an operand: matrices and masks have the result's batches."""
+        shape = array_shape(operand, self.matrix)
+        return shape if len(shape) == 1 or (isinstance(operand, Output) and operand.reduction) else _vector(shape)
 
-    def fusion(self, tree: EpilogueVisitorTree, views: Mapping[str, _core.Operand]) -> Fusion:
-        """A tree with the arrays of a launch: views of all its inputs and outputs, by name."""
-        reduced = {output.name for output in tree.outputs if output.reduction}
-        seen = {name: view if name in reduced else self.flat(name, view) for name, view in views.items()}
-        return super().fusion(tree, seen).placed({name: (view.shape, view.strides) for name, view in views.items()})
-
-    def dense(self, tree: EpilogueVisitorTree, d: MatrixSpec) -> Fusion:
-        """A tree with dense arrays.
-
-        Args:
-            tree: the tree.
-            d: the result as the tree sees it. Matrices and masks have its batches, rows (M,), columns and scalars (1,)
-                are the same for all of them.
-        """
-        found = super().dense(tree, d)
-        layouts = {}
-        for array in found.arrays:
-            one_row = array.kind in (COLUMN, MATRIX, MASK) and not array.reduction
-            layouts[array.name] = (
-                (_vector(array.shape), _vector(array.strides)) if one_row else (array.shape, array.strides)
-            )
-        return found.placed(layouts)
+    def _placed(self, name: str, shape: Shape, strides: Shape, reduction: str) -> tuple[Shape, Shape, Layout | None]:
+        seen = (shape, strides) if reduction else self.as_matrix(name, shape, strides)
+        return (*seen, (shape, strides))
 
 
 def _row(spec: MatrixSpec) -> MatrixSpec:

@@ -85,8 +85,8 @@ class GemvRequest(OperationRequest):
 
     def fusion(self) -> Fusion | None:
         """The epilogue tree with the dense arrays that a plan is called with; None without a tree."""
-        d = self.problem(0).d
-        return None if self.tree is None else VectorResult(vector_of(d).shape).dense(self.tree, d)
+        d = vector_of(self.problem(0).d)
+        return None if self.tree is None else VectorResult(d.shape).dense(self.tree, d)
 
     def plan_key(self) -> PlanKey:
         """The key of this request's plan. Needs no GPU."""

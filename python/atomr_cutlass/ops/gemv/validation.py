@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...arrays import operands
-from ...epilogue.validate import Probe, error_of, math_of, normal
+from ...epilogue.validate import Probe, normal
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.key import COLUMN, KernelKey
@@ -28,5 +28,5 @@ def make_probe(key: KernelKey, random: np.random.Generator, device: int) -> Prob
     }
     problem = product({name: spec_of(view, name) for name, view in views.items()}, key.math, device)
     row, turned = x[None], a.T
-    acc = reference.gemm(row, turned, out_dtype=CutlassDtype.F64, math=math_of(key))
-    return Probe(problem, views, acc, error_of(key, k, acc, reference.absolute_product(row, turned)))
+    acc = reference.gemm(row, turned, out_dtype=CutlassDtype.F64, math=key.math)
+    return Probe(problem, views, acc, reference.absolute_product(row, turned), k)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...arrays import operands
 from ...arrays.arguments import result_dtype
-from ...epilogue.groups import GroupedResult, Views
+from ...epilogue.results import GroupedResult, Views
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT

@@ -16,12 +16,11 @@ from ...arrays import operands
 from ...arrays.arguments import check_devices, refuse_jax_out
 from ...arrays.numerics import AnyArray, math_mode, numpy_dtype
 from ...checks import NUMBERS, check_extents, check_options
-from ...epilogue.bind import bind, refuse_scale_d
-from ...epilogue.groups import GroupedResult, check_bias, common_dtype
+from ...epilogue.bind import bind, operands_of, refuse_scale_d
+from ...epilogue.results import GroupedResult, common_dtype
 from ...epilogue.trace import Traced
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
-from ...generator.epilogue.common import bias_and_activation
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import FP8_TYPES, accumulator
 from ...pipeline import reduction
@@ -308,11 +307,7 @@ def _parse(call: Call) -> Invocation:
     check_activation(options.activation)
     for label, array in labelled({RESULT: call.out}).items():
         refuse_jax_out(array, label)
-    named = dict(call.others)
-    if arrays["bias"] is not None:
-        named["bias"] = arrays["bias"]
-    if call.epilogue is not None and arrays["c"] is not None and call.c is None:
-        named["c"] = arrays["c"]
+    named = operands_of(call)
     numbers = numbers_of(arrays)
     given = {name: arrays[name] for name in _PRODUCT if name not in numbers}
     given |= {"c": call.c, RESULT: call.out}
@@ -333,14 +328,9 @@ def _parse(call: Call) -> Invocation:
         raise InvalidOperandError(
             f"a is {dtype.value} and b is {other.value}: both must have one dtype, but for two of fp8"
         )
-    follows = call.epilogue
-    if follows is None:
-        bias = check_bias(over.view(named["bias"], "bias"), over) if "bias" in named else None
-        follows = bias_and_activation(bias, options.activation)
     epilogue = bind(
-        follows, named, over, views, taken={*_PRODUCT, "scale_d"} - ({"c"} if "c" not in views else set()),
-        out=call.out, out_dtype=result_dtype_of(views, options.out_dtype, dtype),
-        fixed=options.out_dtype is not None or RESULT in views or "c" in views, acc=accumulator(dtype),
+        call, over, views, taken={*_PRODUCT, "scale_d"} - {"c"},
+        out_dtype=result_dtype_of(views, options.out_dtype, dtype), acc=accumulator(dtype),
     )  # fmt: skip
     traced, outs = epilogue.traced, labelled({RESULT: call.out})
     return _GroupedGemm(

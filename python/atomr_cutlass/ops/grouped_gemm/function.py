@@ -22,7 +22,7 @@ from ...epilogue.trace import Traced
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.common import bias_and_activation
-from ...generator.epilogue.tree import RESULT
+from ...generator.epilogue.tree import RESULT, EpilogueVisitorTree
 from ...generator.rules import FP8_TYPES, accumulator
 from ...pipeline import reduction
 from ...pipeline.call import stored
@@ -35,7 +35,7 @@ from ...reference.parts import check_activation
 from . import reference as grouped_reference
 from .arguments import check_kinds, divided_by, forms_of, groups_of, is_list, result_dtype_of
 from .plans import make
-from .problem import ALONG_K, LIST, MASKED, GroupedProblem, GroupScale, does_nothing
+from .problem import ALONG_K, LIST, GroupedProblem, GroupScale, does_nothing
 
 if TYPE_CHECKING:
     from ...epilogue.bind import BoundEpilogue
@@ -207,6 +207,12 @@ class _GroupedGemm(Invocation):
         """The element type of A."""
         return operands.dtype_of(self.inputs[self.labels["a"][0]], "a")
 
+    @property
+    def _tree(self) -> EpilogueVisitorTree | None:
+        """The tree that computes D; None where D is the product."""
+        tree = self.epilogue.tree
+        return None if does_nothing(tree, self._dtype, self.epilogue.dtype) else tree
+
     def check_kernels(self) -> None:
         """Refuses offsets or counts of host arrays, and where that is asked for of GPU arrays."""
         if self.divided is None:
@@ -221,11 +227,13 @@ class _GroupedGemm(Invocation):
                         "check copies to the host, which a stream that is captured cannot: leave it out"
                     )
                 return
-        m, _, k = self.extents[0]
-        extent = k if self.form == ALONG_K else m
-        grouped_reference.check_division(
-            str(self.divided), self.fetch(view), self.epilogue.result.number, extent, self.form == MASKED
-        )
+        self._bounds()
+
+    def _bounds(self) -> list[tuple[int, int]]:
+        """Where each group begins and ends; checks offsets or counts."""
+        name, (m, _, k) = str(self.divided), self.extents[0]
+        values = self.fetch(self.inputs[name])
+        return grouped_reference.group_bounds(name, values, k if self.form == ALONG_K else m, self.form)
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
         return make(self.problem(views), like=like, stream=stream, **self.call.planning)
@@ -243,13 +251,12 @@ class _GroupedGemm(Invocation):
             GroupScale(specs(labels[name]), form) if name in labels else None
             for name, form in zip(("scale_a", "scale_b"), self.scale_forms, strict=True)
         )
-        epilogue, fusion = self.epilogue, None
-        if not does_nothing(epilogue.tree, self._dtype, epilogue.dtype):
-            fusion = epilogue.result.fusion(epilogue.tree, views)
+        result, tree = self.epilogue.result, self._tree
         return GroupedProblem(
-            form=self.form, groups=self.epilogue.result.number, a=specs(labels["a"]), b=specs(labels["b"]),
+            form=self.form, groups=result.number, a=specs(labels["a"]), b=specs(labels["b"]),
             c=specs(labels.get("c", ())), d=specs(self.results), counted=self.divided == "counts", math=self.math,
-            device=views[labels["a"][0]].device, scale_a=scale_a, scale_b=scale_b, fusion=fusion,
+            device=views[labels["a"][0]].device, scale_a=scale_a, scale_b=scale_b,
+            fusion=None if tree is None else result.fusion(tree, views),
         )  # fmt: skip
 
     def order(self, made: Any) -> tuple[str, ...]:
@@ -267,24 +274,28 @@ class _GroupedGemm(Invocation):
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
         self._refuse_shared()
-        outs = [self.fetch(result.view) for result in self.results.values() if result.view is not None]
+        epilogue, form = self.epilogue, self.form
+        bounds = [] if form == LIST else self._bounds()
         arrays = {name: [host[label] for label in labels] for name, labels in self.labels.items()}
-        arrays |= {RESULT: outs} if outs else {}
-        given: dict[str, Any] = {
-            name: some if name in self.epilogue.result.lists else some[0] for name, some in arrays.items()
-        }
-        tree = self.epilogue.tree
+        scale_forms = dict(zip(("scale_a", "scale_b"), self.scale_forms, strict=True))
+        groups = grouped_reference.divided(form, bounds, arrays, scale_forms)
         alpha, beta = self.call.scalars
-        computed: Any = grouped_reference.grouped_gemm(
-            **given,
+        computed = grouped_reference.grouped_gemm(
+            groups,
+            self._tree,
+            epilogue.result.of_groups(epilogue.tree, host),
+            out_dtype=epilogue.dtype,
             alpha=alpha,
             beta=beta,
-            tree=None if does_nothing(tree, self._dtype, self.epilogue.dtype) else tree,
-            operands=self.epilogue.result.of_groups(tree, host),
-            out_dtype=self.epilogue.dtype,
             math=self.math,
         )
-        return dict(zip(self.results, computed if self.form == LIST else [computed], strict=True))
+        if form == LIST:
+            return dict(zip(self.results, computed, strict=True))
+        result = self.results[RESULT]
+        d = np.zeros(result.shape, numpy_dtype(epilogue.dtype)) if result.view is None else self.fetch(result.view)
+        for place, part in zip(grouped_reference.places_of(form, bounds), computed, strict=True):
+            d[place] = part
+        return {RESULT: d}
 
     def _refuse_shared(self) -> None:
         """Refuses results of a list that share memory, which plans do themselves."""

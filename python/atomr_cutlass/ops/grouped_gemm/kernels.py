@@ -56,7 +56,7 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
     @functools.cached_property
     def _traits(self) -> Hashable:
         problem, fusion = self.problem, self.problem.fusion
-        scales = problem.block_scales, problem.scale_a is not None or problem.scale_b is not None
+        scales = problem.block_scales, bool(problem.scales)
         bias = None if fusion is None or not fusion.inputs else tuple(map(source_layout, fusion.inputs[0].arrays))
         return (
             problem.a[0].dtype, problem.b[0].dtype, problem.d[0].dtype, problem.math, scales, problem.form,
@@ -121,8 +121,7 @@ def _scales(key: KernelKey, problem: GroupedProblem) -> bool:
     """Whether it reads the scales: all that are there, and none that are not."""
     if problem.block_scales:
         return key.scale_type == "f32" and key.scale_granularity == (1, BLOCK, BLOCK)
-    arrays = problem.scale_a is not None or problem.scale_b is not None
-    return not key.scale_type and (base_of(key.epilogue) == SCALED or not arrays)
+    return not key.scale_type and (base_of(key.epilogue) == SCALED or not problem.scales)
 
 
 def epilogue_of(key: KernelKey, problem: GroupedProblem) -> str:
@@ -212,7 +211,7 @@ def refusal(problem: GroupedProblem, arch: SmArch | None, closest: str = "") -> 
     )
     if a.dtype not in (*HALF_TYPES, *FP8_TYPES):
         return f"{text}: grouped kernels multiply f16, bf16 and fp8"
-    if a.dtype not in FP8_TYPES and (problem.scale_a is not None or problem.scale_b is not None):
+    if a.dtype not in FP8_TYPES and problem.scales:
         return f"{text}: only fp8 kernels take scales as arrays; give numbers, or fold them into alpha"
     if a.dtype in FP8_TYPES and d.dtype not in (*HALF_TYPES, *(FP8_TYPES if problem.fusion is not None else ())):
         return f"{text}: fp8 kernels give bf16 and f16, and with an epilogue e4m3 and e5m2"

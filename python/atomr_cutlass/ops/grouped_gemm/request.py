@@ -23,7 +23,7 @@ from ...reference.parts import check_activation
 from ..gemm.request import FP8_SCALINGS, GemmLayout, GemmShape, expect_fp8, expect_scaling
 from ..request import OperationRequest, expect_served, math_of
 from .kernels import GroupedSearch
-from .problem import LIST, OP, GroupedProblem, GroupScale, common_strides, does_nothing, scale_shapes
+from .problem import LIST, OP, GroupedProblem, GroupScale, does_nothing, scale_shapes, scale_strides
 
 _DTYPES = (CutlassDtype.F16, CutlassDtype.BF16, CutlassDtype.F8E4M3, CutlassDtype.F8E5M2)
 
@@ -99,7 +99,7 @@ class GroupedGemmRequest(OperationRequest):
         scales = self._scales
         try:
             for name, scale in scales.items():
-                common_strides(name[-1], scale)
+                scale_strides(name, scale, listed=True)
         except UnsupportedError as error:
             raise UnsupportedError(f"{error}, for a call of grouped_gemm: those of a request are dense") from None
         if self.epilogue.tree is not None:

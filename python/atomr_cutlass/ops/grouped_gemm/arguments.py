@@ -57,13 +57,13 @@ def groups_of(
         arrays: of the product, and for D.
         named: those of the epilogue.
     """
-    lists = {name for name, array in {**arrays, **named}.items() if is_list(array)}
-    if "a" not in lists:
-        views = {name: GroupedResult(0, (), (), lists).view(array, name) for name, array in arrays.items()}
-        form, groups, extents, shape = _array_form(views)
-        return views, form, GroupedResult(groups, [extents[:2]], [shape], lists), [extents]
-    over = GroupedResult(len(arrays["a"]), (), (), lists | {RESULT})
+    listed = is_list(arrays["a"])
+    lists = {name for name, array in {**arrays, **named}.items() if is_list(array)} | ({RESULT} if listed else set())
+    over = GroupedResult(len(arrays["a"]) if listed else 0, (), (), lists)
     views = {name: over.view(array, name) for name, array in arrays.items()}
+    if not listed:
+        form, groups, extents, shape = _array_form(views)
+        return views, form, replace(over, number=groups, extents=[extents[:2]], members=[shape]), [extents]
     every = []
     for index, (a, b) in enumerate(zip(views["a"], views["b"], strict=True)):
         for name, view in (("a", a), ("b", b)):

@@ -164,16 +164,11 @@ def _one_number(scale: Any) -> Any:
     Raises:
         UnsupportedError: a list of different numbers.
     """
-    if type(scale) not in (list, tuple) or not scale or not isinstance(scale[0], NUMBERS):
+    if not is_list(scale) or not scale or not isinstance(scale[0], NUMBERS):
         return scale
-    if all(isinstance(value, NUMBERS) and _same(value, scale[0]) for value in scale):
+    if all(isinstance(value, NUMBERS) and np.array_equal(value, scale[0], equal_nan=True) for value in scale):
         return scale[0]
     raise UnsupportedError("scales of a list that are numbers must be the same: give different ones as arrays")
-
-
-def _same(x: Any, y: Any) -> bool:
-    """Whether two numbers are the same, or none of them is one (NaN)."""
-    return bool(x == y) or bool(x != x and y != y)  # noqa: PLR0124
 
 
 @dataclass(frozen=True, kw_only=True)

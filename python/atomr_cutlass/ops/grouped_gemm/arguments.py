@@ -22,7 +22,7 @@ def is_list(array: Any) -> bool:
     return isinstance(array, (list, tuple))
 
 
-def check_kinds(arrays: Mapping[str, Any], bias: Mapping[str, Any]) -> None:
+def check_kinds(arrays: Mapping[str, Any]) -> None:
     """Refuses lists beside arrays, and arrays beside lists."""
     for name in "ab":
         if arrays[name] is None:
@@ -33,7 +33,7 @@ def check_kinds(arrays: Mapping[str, Any], bias: Mapping[str, Any]) -> None:
         raise InvalidOperandError(
             f"{one} is a list and {other} is a {type(arrays[other]).__name__}: give two of a kind"
         )
-    for name, array in {**arrays, **bias}.items():
+    for name, array in arrays.items():
         if array is None:
             continue
         divides = name in ("offsets", "counts")
@@ -49,17 +49,17 @@ def check_kinds(arrays: Mapping[str, Any], bias: Mapping[str, Any]) -> None:
 
 
 def groups_of(
-    arrays: Mapping[str, Any], named: Mapping[str, Any]
+    arrays: Mapping[str, Any], lists: set[str]
 ) -> tuple[dict[str, Views], str, GroupedResult, list[tuple[int, int, int]]]:
     """(views of the product's arrays and of D's, the form, the results of the groups, (M, N, K), of a list of each).
 
     Args:
         arrays: of the product, and for D.
-        named: those of the epilogue.
+        lists: the names of the operands that are lists, those of the epilogue among them.
     """
-    listed = is_list(arrays["a"])
-    lists = {name for name, array in {**arrays, **named}.items() if is_list(array)} | ({RESULT} if listed else set())
-    over = GroupedResult(len(arrays["a"]) if listed else 0, (), (), lists)
+    listed = "a" in lists
+    number = len(arrays["a"]) if listed else 0
+    over = GroupedResult(number, (), (), {*lists, RESULT} if listed else lists)
     views = {name: over.view(array, name) for name, array in arrays.items()}
     if not listed:
         form, groups, extents, shape = _array_form(views)

@@ -6,7 +6,7 @@ import functools
 import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from ...arrays import operands
 from ...arrays.arguments import check_devices, refuse_jax_out
 from ...arrays.numerics import AnyArray, math_mode, numpy_dtype
 from ...checks import NUMBERS, check_extents, check_options
-from ...epilogue.bind import bind, refuse_scale_d
+from ...epilogue.bind import bind_call, refuse_scale_d
 from ...epilogue.groups import GroupedResult, check_bias, common_dtype
 from ...epilogue.trace import Traced
 from ...errors import InvalidOperandError, UnsupportedError
@@ -314,16 +314,11 @@ def _parse(call: Call) -> Invocation:
     check_activation(options.activation)
     for label, array in labelled({RESULT: call.out}).items():
         refuse_jax_out(array, label)
-    named = dict(call.others)
-    if arrays["bias"] is not None:
-        named["bias"] = arrays["bias"]
-    if call.epilogue is not None and arrays["c"] is not None and call.c is None:
-        named["c"] = arrays["c"]
     numbers = numbers_of(arrays)
-    given = {name: arrays[name] for name in _PRODUCT if name not in numbers}
-    given |= {"c": call.c, RESULT: call.out}
-    check_kinds(given, named if call.epilogue is None else {})
-    views, form, over, extents = groups_of({name: array for name, array in given.items() if array is not None}, named)
+    given = {name: arrays[name] for name in _PRODUCT if name not in numbers} | {"c": call.c, RESULT: call.out}
+    check_kinds(given if call.epilogue is not None else {**given, "bias": arrays["bias"]})
+    lists = {name for name, array in {**arrays, **call.others, RESULT: call.out}.items() if is_list(array)}
+    views, form, over, extents = groups_of({name: array for name, array in given.items() if array is not None}, lists)
     listed, shapes = over.listed, over.members
     every = {label: view for name, of in views.items() for label, view in over.labelled(name, of).items()}
     for label, view in every.items():
@@ -339,21 +334,18 @@ def _parse(call: Call) -> Invocation:
         raise InvalidOperandError(
             f"a is {dtype.value} and b is {other.value}: both must have one dtype, but for two of fp8"
         )
-    follows = call.epilogue
-    if follows is None:
-        bias = check_bias(over.view(named["bias"], "bias"), over) if "bias" in named else None
-        follows = bias_and_activation(bias, options.activation)
-    epilogue = bind(
-        follows, named, over, views, taken={*_PRODUCT, "scale_d"} - ({"c"} if "c" not in views else set()),
-        out=call.out, out_dtype=result_dtype_of(views, options.out_dtype, dtype),
-        fixed=options.out_dtype is not None or RESULT in views or "c" in views, acc=accumulator(dtype),
+    following = call
+    if call.epilogue is None:
+        bias = None if arrays["bias"] is None else check_bias(over.view(arrays["bias"], "bias"), over)
+        following = replace(call, epilogue=bias_and_activation(bias, options.activation))
+    epilogue = bind_call(
+        following, over, views, taken={*_PRODUCT, "scale_d"} - {"c"},
+        out_dtype=result_dtype_of(views, options.out_dtype, dtype), acc=accumulator(dtype),
     )  # fmt: skip
     traced, outs = epilogue.traced, labelled({RESULT: call.out})
     return _GroupedGemm(
         call=call,
-        inputs={
-            label: view for name in _PRODUCT for label, view in over.labelled(name, views.get(name, ())).items()
-        } | epilogue.inputs,
+        inputs={label: view for label, view in every.items() if label not in over.shapes} | epilogue.inputs,
         results={
             label: Result(shape, epilogue.dtype.dlpack, outs.get(label), epilogue.outputs.get(label))
             for label, shape in over.shapes.items()

@@ -32,6 +32,7 @@ from ...pipeline.operand_table import spec_of
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
 from ...reference.parts import check_activation
+from ..product import Product
 from . import reference as grouped_reference
 from .arguments import check_kinds, divided_by, forms_of, groups_of, is_list, result_dtype_of
 from .plans import make
@@ -172,7 +173,7 @@ def _one_number(scale: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _GroupedGemm(Invocation):
+class _GroupedGemm(Product):
     """Products of groups, parsed.
 
     Attributes:
@@ -180,8 +181,6 @@ class _GroupedGemm(Invocation):
         extents: (M, N, K), of a list for each.
         labels: of the arrays of each of the product's operands by its name, in the order of a plan's call.
         divided: `offsets` or `counts`, whichever is given; None for lists.
-        math: math mode of the kernel key.
-        epilogue: the epilogue of the products, with its arrays.
         scale_forms: the forms of the scales of A and B.
     """
 
@@ -189,7 +188,6 @@ class _GroupedGemm(Invocation):
     extents: list[tuple[int, int, int]]
     labels: dict[str, tuple[str, ...]]
     divided: str | None
-    math: str
     epilogue: BoundEpilogue[GroupedResult]
     scale_forms: tuple[str, str]
 
@@ -206,7 +204,7 @@ class _GroupedGemm(Invocation):
     def _tree(self) -> EpilogueVisitorTree | None:
         """The tree that computes D; None where D is the product."""
         tree = self.epilogue.tree
-        return None if does_nothing(tree, self._dtype, self.epilogue.dtype) else tree
+        return None if does_nothing(tree, self._dtype, self.result) else tree
 
     def check_kernels(self) -> None:
         """Refuses offsets or counts of host arrays, and where that is asked for of GPU arrays."""
@@ -263,7 +261,7 @@ class _GroupedGemm(Invocation):
         columns = self.labels["b"] if self._dtype in FP8_TYPES else self.labels["a"] if self.form == ALONG_K else ()
         host = {label: operands.to_numpy(view) for label, view in self.inputs.items()}
         for label, result in self.results.items():
-            made = np.zeros(result.shape, numpy_dtype(self.epilogue.dtype))
+            made = np.zeros(result.shape, numpy_dtype(self.result))
             host[label] = made if result.view is None else operands.to_numpy(result.view)
         return {label: operands.upload(array, 0, columns=label in columns) for label, array in host.items()}
 
@@ -279,7 +277,7 @@ class _GroupedGemm(Invocation):
             groups,
             self._tree,
             epilogue.result.of_groups(epilogue.tree, host),
-            out_dtype=epilogue.dtype,
+            out_dtype=self.result,
             alpha=alpha,
             beta=beta,
             math=self.math,
@@ -287,7 +285,7 @@ class _GroupedGemm(Invocation):
         if form == LIST:
             return dict(zip(self.results, computed, strict=True))
         result = self.results[RESULT]
-        d = np.zeros(result.shape, numpy_dtype(epilogue.dtype)) if result.view is None else self.fetch(result.view)
+        d = np.zeros(result.shape, numpy_dtype(self.result)) if result.view is None else self.fetch(result.view)
         for place, part in zip(grouped_reference.places_of(form, bounds), computed, strict=True):
             d[place] = part
         return {RESULT: d}
@@ -355,6 +353,7 @@ def _parse(call: Call) -> Invocation:
         extents=extents,
         labels={name: tuple(over.labelled(name, views[name])) for name in _PRODUCT if name in views},
         divided=divided,
+        result=epilogue.dtype,
         math=math_mode(dtype, None, fast_accum=options.fast_accum),
         epilogue=epilogue,
         scale_forms=forms_of(over, form, extents, views),

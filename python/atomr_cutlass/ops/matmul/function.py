@@ -26,7 +26,7 @@ from ...generator.rules import FP8_TYPES, accumulator, gemm_types, supports_layo
 from ...pipeline import devices, reduction
 from ...pipeline.call import ParsedCall, stored
 from ...pipeline.call_options import CallOptions
-from ...pipeline.invocation import Call, Invocation, Result, numbers_of
+from ...pipeline.invocation import Call, Result, numbers_of
 from ...pipeline.operation import settled
 from ...pipeline.plan import Plan
 from ...pipeline.problem import GemmProblem
@@ -35,6 +35,7 @@ from ..gemm import reference as gemm_reference
 from ..gemm.arguments import problem_of, scales_of
 from ..gemm.plans import make
 from ..gemm.scaled import NO_SCALES, Scales
+from ..product import Product
 from .epilogues import ADDED, AMAX, AUX, BIAS, READ, WRITTEN, Form, MatmulEpilogue, tree_of
 from .memory import Views, vector, viewed
 from .request import HeuristicKey, MatmulRequest, Matrices
@@ -113,19 +114,15 @@ def parsed(request: MatmulRequest) -> ParsedCall:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Matmul(Invocation):
+class _Matmul(Product):
     """A request, parsed.
 
     Attributes:
         matrices: extents, leading dimensions and the epilogue.
-        dtype: element type of D.
-        math: math mode of the kernel key.
         tree: the tree after the product; None for none.
     """
 
     matrices: Matrices
-    dtype: CutlassDtype
-    math: str
     tree: EpilogueVisitorTree | None
 
     @property
@@ -139,7 +136,7 @@ class _Matmul(Invocation):
 
     def check_kernels(self) -> None:
         first, second = (operands.dtype_of(self.inputs[name], name) for name in "ba")
-        require(gemm_types(first, second, self.dtype, self.math, tree=self.tree is not None))
+        require(gemm_types(first, second, self.result, self.math, tree=self.tree is not None))
 
     def plan(self, views: Views, *, like: Any, stream: int) -> Plan | WithSums:
         matrices, summed = self.matrices, self._form.summed
@@ -219,12 +216,12 @@ class _Matmul(Invocation):
         if self.tree is not None:
             acc = gemm_reference.gemm(b, a, c, **how, out_dtype=CutlassDtype.F64)
             inputs = {operand.name: host[operand.name] for operand in self.tree.inputs}
-            computed = dict(reference.evaluate(self.tree, acc, inputs, out_dtype=self.dtype, scale_d=scale_d))
+            computed = dict(reference.evaluate(self.tree, acc, inputs, out_dtype=self.result, scale_d=scale_d))
         elif AMAX in self.results:
-            made = gemm_reference.gemm_with_amax(b, a, c, **how, scale_d=scale_d, out_dtype=self.dtype)
+            made = gemm_reference.gemm_with_amax(b, a, c, **how, scale_d=scale_d, out_dtype=self.result)
             computed = {AMAX: made.amax, RESULT: made.d}
         else:
-            computed = {RESULT: gemm_reference.gemm(b, a, c, **how, scale_d=scale_d, out_dtype=self.dtype)}
+            computed = {RESULT: gemm_reference.gemm(b, a, c, **how, scale_d=scale_d, out_dtype=self.result)}
         if self._form.summed:
             computed[BIAS] = self._summed(host)
         return computed
@@ -312,7 +309,7 @@ def _parse(call: Call) -> _Matmul:
     results[RESULT] = Result((matrices.n, matrices.m), result.dlpack, call.out, found.get("d"))
     inputs = {name: view for name, view in found.items() if name not in (*written, "d")}
     return _Matmul(
-        call=call, inputs=inputs, results=results, memory=True, matrices=matrices, dtype=result, math=mode, tree=tree
+        call=call, inputs=inputs, results=results, memory=True, result=result, math=mode, matrices=matrices, tree=tree
     )
 
 

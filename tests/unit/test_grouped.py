@@ -260,7 +260,7 @@ WRONG: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
         ([A, A], [B[0], B[1]]), {"bias": [A[0, :4], A[0, :4].astype(np.float16)]}, "bias[1] is f16, and bias[0] f32",
     ),
     "bias overlaps": ((A, B), {"offsets": ENDS, "out": OUT, "bias": OUT[0]}, "out overlaps bias"),
-    "activation": ((A, B), {"offsets": ENDS, "activation": "nonsense"}, "activation is 'nonsense'; expected None"),
+    "activation": ((A, B), {"offsets": ENDS, "activation": "nonsense"}, "unknown activation 'nonsense'; valid: identity, relu"),
     "no array": ((A, "b"), {"offsets": ENDS}, "a str is not an array"),
 }  # fmt: skip
 
@@ -867,7 +867,7 @@ def test_requests_render_their_best_cell() -> None:
 
 
 def test_requests_refuse_what_no_kernel_computes() -> None:
-    with pytest.raises(InvalidOperandError, match="activation is 'nonsense'; expected None or one of identity, relu"):
+    with pytest.raises(InvalidOperandError, match="unknown activation 'nonsense'; valid: identity, relu"):
         dataclasses.replace(REQUEST, epilogue=ac.GemmEpilogue(activation="nonsense"))
     columns = ac.EvtBuilder().input("x", "column").node("y", "add", "acc", "x").output("out", "y").build()
     with pytest.raises(UnsupportedError, match="read rows and scalars, not a column"):

@@ -31,7 +31,6 @@ from ...pipeline.invocation import Call, Invocation, Result, labelled, numbers_o
 from ...pipeline.operand_table import spec_of
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
-from ...reference.parts import check_activation
 from ..product import Product
 from . import reference as grouped_reference
 from .arguments import check_kinds, divided_by, forms_of, groups_of, is_list, result_dtype_of
@@ -309,7 +308,6 @@ def _parse(call: Call) -> Invocation:
         )
     if call.follows:
         refuse_scale_d(scale_d)
-    check_activation(options.activation)
     for label, array in labelled({RESULT: call.out}).items():
         refuse_jax_out(array, label)
     numbers = numbers_of(arrays)

@@ -19,7 +19,6 @@ from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import MatrixSpec, row_major
 from ...pipeline.reduction import is_batch_invariant
-from ...reference.parts import check_activation
 from ..gemm.request import FP8_SCALINGS, GemmLayout, GemmShape, expect_fp8, expect_scaling
 from ..request import OperationRequest, expect_served, math_of
 from .kernels import GroupedSearch
@@ -91,7 +90,6 @@ class GroupedGemmRequest(OperationRequest):
             shape=GroupedGemmShape, layout_a=GemmLayout, layout_b=GemmLayout, layout_c=GemmLayout, fast_accum=bool
         )
         check_options(batch_invariant=self.batch_invariant)
-        check_activation(self.epilogue.activation)
         expect_served("grouped GEMM", self.dtype, self.arch, _DTYPES, ARCHS[OP])
         expect_scaling(self.scaling, FP8_SCALINGS)
         if self.scaling is not None:
@@ -102,8 +100,8 @@ class GroupedGemmRequest(OperationRequest):
                 scale_strides(name, scale, listed=True)
         except UnsupportedError as error:
             raise UnsupportedError(f"{error}, for a call of grouped_gemm: those of a request are dense") from None
-        if self.epilogue.tree is not None:
-            self.refuse_tree(self.epilogue.tree, ("a", "b", *scales))
+        if self.tree is not None:
+            self.refuse_tree(self.tree, ("a", "b", *scales))
 
     def lowers(self, tree: EpilogueVisitorTree) -> Status:
         """Whether there are kernels of groups that compute the tree."""

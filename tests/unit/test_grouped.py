@@ -260,7 +260,9 @@ WRONG: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
         ([A, A], [B[0], B[1]]), {"bias": [A[0, :4], A[0, :4].astype(np.float16)]}, "bias[1] is f16, and bias[0] f32",
     ),
     "bias overlaps": ((A, B), {"offsets": ENDS, "out": OUT, "bias": OUT[0]}, "out overlaps bias"),
-    "activation": ((A, B), {"offsets": ENDS, "activation": "nonsense"}, "unknown activation 'nonsense'; valid: identity, relu"),
+    "activation": (
+        (A, B), {"offsets": ENDS, "activation": "nonsense"}, "unknown activation 'nonsense'; valid: identity, relu"
+    ),
     "no array": ((A, "b"), {"offsets": ENDS}, "a str is not an array"),
 }  # fmt: skip
 

@@ -67,7 +67,9 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
         )  # fmt: skip
 
     def matches(self, key: KernelKey, formulation: GroupedProblem) -> Status:
-        if not _multiplies(key, formulation):
+        types = (formulation.a[0].dtype, formulation.b[0].dtype, formulation.d[0].dtype)
+        maths = (FAST, "default") if formulation.math == FAST else (formulation.math,)
+        if key.op != OP or (key.a, key.b, key.d) != types or key.math not in maths:
             return _OTHER_TYPES
         if not _scales(key, formulation):
             return _OTHER_SCALES
@@ -108,13 +110,6 @@ def _widths(read: Iterable[ReadLayout | None]) -> tuple[int, int] | None:
     except CutlassError:  # whoever looks for kernels says so
         return 0, 0
     return strided, contiguous
-
-
-def _multiplies(key: KernelKey, problem: GroupedProblem) -> bool:
-    """Whether it is a kernel of these element types."""
-    types = (problem.a[0].dtype, problem.b[0].dtype, problem.d[0].dtype)
-    maths = (FAST, "default") if problem.math == FAST else (problem.math,)
-    return key.op == OP and (key.a, key.b, key.d) == types and key.math in maths
 
 
 def _scales(key: KernelKey, problem: GroupedProblem) -> bool:

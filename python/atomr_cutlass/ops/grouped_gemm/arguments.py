@@ -134,12 +134,13 @@ def result_dtype_of(views: Mapping[str, Views], out_dtype: CutlassDtype | None, 
 
 def forms_of(
     result: GroupedResult, form: str, extents: list[tuple[int, int, int]], views: Mapping[str, Views]
-) -> tuple[str, str]:
-    """The forms of the scales of A and B; see `scale_forms`."""
+) -> dict[str, str]:
+    """The forms of the scales that are arrays, by name; see `scale_forms`."""
     scales = {name: result.labelled(name, views[name]) for name in ("scale_a", "scale_b") if name in views}
     for label, view in (pair for arrays in scales.values() for pair in arrays.items()):
         dtype = operands.dtype_of(view, label)
         if dtype is not CutlassDtype.F32:
             raise InvalidOperandError(f"{label} is {dtype.value}; expected float32")
     shapes = {name: [view.shape for view in arrays.values()] for name, arrays in scales.items()}
-    return scale_forms(form, result.number, extents, shapes.get("scale_a"), shapes.get("scale_b"))
+    found = scale_forms(form, result.number, extents, shapes.get("scale_a"), shapes.get("scale_b"))
+    return {name: scaling for name, scaling in zip(("scale_a", "scale_b"), found, strict=True) if name in scales}

@@ -180,7 +180,7 @@ class _GroupedGemm(Product):
         extents: (M, N, K), of a list for each.
         labels: of the arrays of each of the product's operands by its name, in the order of a plan's call.
         divided: `offsets` or `counts`, whichever is given; None for lists.
-        scale_forms: the forms of the scales of A and B.
+        scale_forms: the forms of `scale_a` and `scale_b`, where they are arrays.
     """
 
     form: str
@@ -188,7 +188,7 @@ class _GroupedGemm(Product):
     labels: dict[str, tuple[str, ...]]
     divided: str | None
     epilogue: BoundEpilogue[GroupedResult]
-    scale_forms: tuple[str, str]
+    scale_forms: dict[str, str]
 
     @property
     def empty(self) -> bool:
@@ -239,16 +239,12 @@ class _GroupedGemm(Product):
 
         if self.divided is not None and self.epilogue.result.number > 1 and views[self.divided].strides != (1,):
             raise UnsupportedError(f"{self.divided} has strides {views[self.divided].strides}: make it contiguous")
-        scale_a, scale_b = (
-            GroupScale(specs(labels[name]), form) if name in labels else None
-            for name, form in zip(("scale_a", "scale_b"), self.scale_forms, strict=True)
-        )
         result, tree = self.epilogue.result, self._tree
         return GroupedProblem(
             form=self.form, groups=result.number, a=specs(labels["a"]), b=specs(labels["b"]),
             c=specs(labels.get("c", ())), d=specs(self.results), counted=self.divided == "counts", math=self.math,
-            device=views[labels["a"][0]].device, scale_a=scale_a, scale_b=scale_b,
-            fusion=None if tree is None else result.fusion(tree, views),
+            device=views[labels["a"][0]].device, fusion=None if tree is None else result.fusion(tree, views),
+            **{name: GroupScale(specs(labels[name]), scaling) for name, scaling in self.scale_forms.items()},
         )  # fmt: skip
 
     def order(self, made: Any) -> tuple[str, ...]:
@@ -258,36 +254,33 @@ class _GroupedGemm(Product):
         self._refuse_shared()
         # Kernels read the copies of one operand by columns.
         columns = self.labels["b"] if self._dtype in FP8_TYPES else self.labels["a"] if self.form == ALONG_K else ()
-        host = {label: operands.to_numpy(view) for label, view in self.inputs.items()}
-        for label, result in self.results.items():
-            made = np.zeros(result.shape, numpy_dtype(self.result))
-            host[label] = made if result.view is None else operands.to_numpy(result.view)
+        host = {label: operands.to_numpy(view) for label, view in self.inputs.items()} | self._before()
         return {label: operands.upload(array, 0, columns=label in columns) for label, array in host.items()}
+
+    def _before(self) -> dict[str, AnyArray]:
+        """D before the call, by label, on the host."""
+        return {
+            label: np.zeros(result.shape, numpy_dtype(self.result)) if result.view is None else self.fetch(result.view)
+            for label, result in self.results.items()
+        }
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
         self._refuse_shared()
-        epilogue, form = self.epilogue, self.form
-        bounds = [] if form == LIST else self._bounds()
-        arrays = {name: [host[label] for label in labels] for name, labels in self.labels.items()}
-        scale_forms = dict(zip(("scale_a", "scale_b"), self.scale_forms, strict=True))
-        groups = grouped_reference.divided(form, bounds, arrays, scale_forms)
         alpha, beta = self.call.scalars
         computed = grouped_reference.grouped_gemm(
-            groups,
+            self.form,
+            [] if self.form == LIST else self._bounds(),
+            {name: [host[label] for label in labels] for name, labels in self.labels.items() if name != self.divided},
+            self.scale_forms,
             self._tree,
-            epilogue.result.of_groups(epilogue.tree, host),
+            self.epilogue.result.of_groups(self.epilogue.tree, host),
+            list(self._before().values()),
             out_dtype=self.result,
             alpha=alpha,
             beta=beta,
             math=self.math,
         )
-        if form == LIST:
-            return dict(zip(self.results, computed, strict=True))
-        result = self.results[RESULT]
-        d = np.zeros(result.shape, numpy_dtype(self.result)) if result.view is None else self.fetch(result.view)
-        for place, part in zip(grouped_reference.places_of(form, bounds), computed, strict=True):
-            d[place] = part
-        return {RESULT: d}
+        return dict(zip(self.results, computed, strict=True))
 
     def _refuse_shared(self) -> None:
         """Refuses results of a list that share memory, which plans do themselves."""

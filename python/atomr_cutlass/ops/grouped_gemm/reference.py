@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...arrays.numerics import AnyArray
@@ -44,28 +44,41 @@ def group_bounds(name: str, values: AnyArray, extent: int, form: str) -> list[tu
     return bounds
 
 
-def places_of(form: str, bounds: Sequence[tuple[int, int]]) -> list[Any]:
-    """The index of each group's part of C and D."""
-    if form == ALONG_K:
-        return list(range(len(bounds)))
-    rows = [slice(*bound) for bound in bounds]
-    return rows if form == CONTIGUOUS else list(enumerate(rows))
-
-
-def divided(
+def grouped_gemm(
     form: str,
     bounds: Sequence[tuple[int, int]],
     arrays: Mapping[str, Sequence[AnyArray]],
     scale_forms: Mapping[str, str],
-) -> list[dict[str, Any]]:
-    """The operands of each group's product.
+    tree: EpilogueVisitorTree | None,
+    operands: Mapping[str, Sequence[AnyArray]],
+    out: Sequence[AnyArray],
+    *,
+    out_dtype: CutlassDtype,
+    **terms: Any,
+) -> Sequence[AnyArray]:
+    """D[g]: the tree of, or just, alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g].
 
     Args:
         form: of the operands.
         bounds: where each group begins and ends; none of lists.
-        arrays: by name: one for all groups, or of a list one for each.
-        scale_forms: those of scale_a and scale_b.
+        arrays: the product's operands by name: one for all groups, or of a list one for each.
+        scale_forms: those of `scale_a` and `scale_b`.
+        tree: computes D; None for the product alone.
+        operands: of the tree by name, one for each group.
+        out: D before; written, but for lists.
+        out_dtype: the element type of D.
+        terms: alpha, beta and math, as in `gemm`.
+
+    Returns:
+        D: one array, or of lists one for each group.
+
+    Raises:
+        InvalidOperandError: as `gemm`; names the group.
     """
+    rows = [slice(*bound) for bound in bounds]
+    places: Sequence[Any] = {
+        LIST: range(len(out)), ALONG_K: range(len(rows)), CONTIGUOUS: rows, MASKED: list(enumerate(rows))
+    }[form]  # fmt: skip
 
     def part(name: str, array: AnyArray, group: int, place: Any) -> Any:
         scaling = scale_forms.get(name)
@@ -73,52 +86,31 @@ def divided(
             return array
         if scaling == GROUP:
             return array.reshape(-1, 1, 1)[group]
-        if form == ALONG_K:
-            if scaling is not None:
-                return array[group] if array.ndim == 3 else array
-            along_k = slice(*bounds[group])
-            place = {"a": (slice(None), along_k), "b": along_k}.get(name, place)
-            return array[place]
-        return array[group if name in ("b", "scale_b") else place]
+        if form != ALONG_K:
+            return array[group if name in ("b", "scale_b") else place]
+        if scaling is not None:
+            return array[group] if array.ndim == 3 else array
+        if name == "a":
+            return array[:, rows[group]]
+        return array[rows[group] if name == "b" else group]
 
-    if form == LIST:
-        numbers = range(len(arrays["a"]))
-        return [{name: each[g if len(each) > 1 else 0] for name, each in arrays.items()} for g in numbers]
-    inputs = {name: each[0] for name, each in arrays.items() if name not in ("offsets", "counts")}
-    return [
-        {name: part(name, array, group, place) for name, array in inputs.items()}
-        for group, place in enumerate(places_of(form, bounds))
-    ]
-
-
-def grouped_gemm(
-    groups: Iterable[Mapping[str, Any]],
-    tree: EpilogueVisitorTree | None,
-    operands: Mapping[str, Sequence[AnyArray]],
-    *,
-    out_dtype: CutlassDtype,
-    **terms: Any,
-) -> list[AnyArray]:
-    """D of each group: a tree of, or just, alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g].
-
-    Args:
-        groups: the operands of each group's product.
-        tree: computes D; None for the product alone.
-        operands: of the tree by name, one for each group.
-        out_dtype: the element type of the results.
-        terms: alpha, beta and math, as in `gemm`.
-
-    Raises:
-        InvalidOperandError: as `gemm`; names the group.
-    """
     results = []
-    for index, arrays in enumerate(groups):
+    for group, place in enumerate(places):
+        product: dict[str, Any]
+        if form == LIST:
+            product = {name: each[group if len(each) > 1 else 0] for name, each in arrays.items()}
+        else:
+            product = {name: part(name, array, group, place) for name, (array,) in arrays.items()}
         try:
-            d = gemm(**arrays, **terms, out_dtype=out_dtype if tree is None else CutlassDtype.F64)
+            d = gemm(**product, **terms, out_dtype=out_dtype if tree is None else CutlassDtype.F64)
             if tree is not None:
-                read = {name: each[index] for name, each in operands.items()}
+                read = {name: each[group] for name, each in operands.items()}
                 d = evaluate(tree, d, read, out_dtype=out_dtype)[RESULT]
         except InvalidOperandError as error:
-            raise InvalidOperandError(f"group {index}: {error}") from None
+            raise InvalidOperandError(f"group {group}: {error}") from None
         results.append(d)
-    return results
+    if form == LIST:
+        return results
+    for place, d in zip(places, results, strict=True):
+        out[0][place] = d
+    return out

@@ -35,7 +35,7 @@ from ..product import Product
 from . import reference as grouped_reference
 from .arguments import check_kinds, divided_by, forms_of, groups_of, is_list, result_dtype_of
 from .plans import make
-from .problem import ALONG_K, LIST, GroupedProblem, GroupScale, does_nothing
+from .problem import ALONG_K, LIST, GroupedProblem, GroupScale, following
 
 if TYPE_CHECKING:
     from ...epilogue.bind import BoundEpilogue
@@ -202,8 +202,7 @@ class _GroupedGemm(Product):
     @property
     def _tree(self) -> EpilogueVisitorTree | None:
         """The tree that computes D; None where D is the product."""
-        tree = self.epilogue.tree
-        return None if does_nothing(tree, self._dtype, self.result) else tree
+        return following(self.epilogue.tree, self._dtype, self.result)
 
     def check_kernels(self) -> None:
         """Refuses offsets or counts of host arrays, and where that is asked for of GPU arrays."""

@@ -39,16 +39,11 @@ class GroupScale:
     form: str
 
 
-def does_nothing(tree: EpilogueVisitorTree, a: CutlassDtype, d: CutlassDtype) -> bool:
-    """Whether a tree gives the accumulator as it is, to a D that products have without a tree too.
-
-    Args:
-        tree: the tree.
-        a: element type of A.
-        d: element type of D.
-    """
-    plain = tree.result.op == ACCUMULATOR and not tree.stores and tree.result_dtype is None
-    return plain and d not in TREE_OUTPUTS.get(a, ())
+def following(tree: EpilogueVisitorTree | None, a: CutlassDtype, d: CutlassDtype) -> EpilogueVisitorTree | None:
+    """A tree after products of one type to D of another; None for one that does nothing to what they are without it."""
+    if tree is None or tree.result.op != ACCUMULATOR or tree.stores or tree.result_dtype is not None:
+        return tree
+    return tree if d in TREE_OUTPUTS.get(a, ()) else None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ...pipeline.reduction import is_batch_invariant
 from ..gemm.request import FP8_SCALINGS, GemmLayout, GemmShape, expect_fp8, expect_scaling
 from ..request import OperationRequest, expect_served, math_of
 from .kernels import GroupedSearch
-from .problem import LIST, OP, GroupedProblem, GroupScale, does_nothing, scale_shapes, scale_strides
+from .problem import LIST, OP, GroupedProblem, GroupScale, following, scale_shapes, scale_strides
 
 _DTYPES = (CutlassDtype.F16, CutlassDtype.BF16, CutlassDtype.F8E4M3, CutlassDtype.F8E5M2)
 
@@ -110,8 +110,7 @@ class GroupedGemmRequest(OperationRequest):
     @functools.cached_property
     def tree(self) -> EpilogueVisitorTree | None:
         """The tree after the products: the epilogue's, or that of its bias and activation; None for neither."""
-        tree = self.epilogue.tree_for(self.result_dtype)
-        return None if tree is None or does_nothing(tree, self.dtype, self.result_dtype) else tree
+        return following(self.epilogue.tree_for(self.result_dtype), self.dtype, self.result_dtype)
 
     @property
     def math(self) -> str:
@@ -160,18 +159,17 @@ class GroupedGemmRequest(OperationRequest):
         if tree is None:
             return None
 
-        def arrays(kind: str, dtype: CutlassDtype) -> tuple[MatrixSpec, ...]:
-            extents = [group.n for group in self.shape.groups] if kind == ROW else [1]
-            return tuple(MatrixSpec((extent,), (1,), dtype) for extent in extents)
-
-        return GroupedFusion(
-            tree,
-            tuple(
-                GroupOperand(operand.name, operand.kind, arrays(operand.kind, operand.dtype))
-                for operand in tree.inputs
-                if operand.dtype is not None  # of masks, which grouped kernels do not read
-            ),
+        extents = {ROW: [group.n for group in self.shape.groups]}
+        inputs = (
+            GroupOperand(
+                operand.name,
+                operand.kind,
+                tuple(MatrixSpec((extent,), (1,), operand.dtype) for extent in extents.get(operand.kind, [1])),
+            )
+            for operand in tree.inputs
+            if operand.dtype is not None  # of masks, which grouped kernels do not read
         )
+        return GroupedFusion(tree, tuple(inputs))
 
     def plan_key(self) -> PlanKey:
         """The key of this request's plan. Needs no GPU."""

@@ -19,16 +19,7 @@ from ...generator.rules import FP8_TYPES, HALF_TYPES, OK, Status, no
 from ...pipeline.devices import Device
 from ...pipeline.search import KernelSearch, matrix
 from ..quantize.reference import BLOCK
-from .problem import (
-    ALONG_K,
-    CONTIGUOUS,
-    LIST,
-    OP,
-    GroupedProblem,
-    ReadLayout,
-    read_layout,
-    source_layout,
-)
+from .problem import ALONG_K, CONTIGUOUS, LIST, OP, GroupedProblem, ReadLayout, read_layout, source_layout
 
 _OTHER_TYPES = no("its element types or math mode differ", 1)
 _OTHER_SCALES = no("its scales differ", 2)

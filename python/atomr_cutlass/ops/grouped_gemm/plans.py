@@ -22,17 +22,7 @@ from ...pipeline.planning import PlanOptions, plan_with, planned
 from ...pipeline.problem import GemmProblem, MatrixSpec
 from ..gemm.validation import make_probe
 from .kernels import GroupedSearch, epilogue_of, layouts_of, reads_as_c, refusal
-from .problem import (
-    BLOCKS,
-    FORMS,
-    GROUP,
-    LIST,
-    TENSOR,
-    VECTOR,
-    GroupedProblem,
-    ReadLayout,
-    scale_strides,
-)
+from .problem import BLOCKS, FORMS, GROUP, LIST, TENSOR, VECTOR, GroupedProblem, ReadLayout, scale_strides
 
 ENTRY = struct.Struct("<6Q4q4i")
 """atomr_cutlass_group (kernel_abi.h): a, b, c, d, scale_a, scale_b; lda, ldb, ldc, ldd; m, n, k, padding."""

@@ -47,8 +47,6 @@ def make(problem: GroupedProblem, *, candidate: Candidate[GroupedProblem] | None
         UnsupportedError, KernelNotFoundError: as `gemm.plans.make`.
     """
     how = PlanOptions(**options)
-    if problem.empty:
-        raise UnsupportedError(refusal(problem, how.arch))
     device = devices.get(problem.device)
 
     def validated(candidate: Candidate[GroupedProblem], how: PlanOptions) -> bool:

@@ -20,6 +20,7 @@ import pytest
 import atomr_cutlass as ac
 import every_cell
 import fake_cases
+import grouped_oracle
 from atomr_cutlass import SmArch, reference
 from atomr_cutlass.arrays import numerics
 from atomr_cutlass.arrays.operands import as_operand, dtype_of
@@ -29,7 +30,6 @@ from atomr_cutlass.generator.rules import FP8_TYPES
 from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.grouped_gemm import function as grouped_module
 from atomr_cutlass.ops.grouped_gemm import plans as grouped_plan
-from atomr_cutlass.ops.grouped_gemm import reference as grouped_reference
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.candidate import Candidate
@@ -298,7 +298,7 @@ def _check_by_numpy(case: Case, operands: Given, d: Any) -> None:
         "bias": None if operands.bias is None else host(operands.bias),
     }  # fmt: skip
     got: Any = host(d)
-    want: Any = grouped_reference.grouped_gemm(
+    want: Any = grouped_oracle.grouped_gemm(
         *arrays, out=got.copy(), out_dtype=case.result, activation=case.activation, **common
     )
     magnitude: Any = absolute_grouped_product(*arrays, **common)
@@ -993,7 +993,7 @@ def test_host_operands(case: Case) -> None:
     }  # fmt: skip
     act: dict[str, Any] = {"activation": case.activation}
     out = np.full(case.shapes[2], 2.0**15, numerics.numpy_dtype(case.result))
-    want: Any = grouped_reference.grouped_gemm(*arrays, out=out.copy(), out_dtype=case.result, **common, **act)
+    want: Any = grouped_oracle.grouped_gemm(*arrays, out=out.copy(), out_dtype=case.result, **common, **act)
     assert ac.grouped_gemm(*arrays, out=out, backend=BACKEND, **common, **act) is out
     magnitude: Any = absolute_grouped_product(*arrays, **common)
     assert reference.within_tolerance(out, want, magnitude, limits(case), case.result).all()

@@ -30,7 +30,7 @@ from atomr_cutlass.ops.grouped_gemm.problem import (
     LIST,
     GroupedProblem,
     GroupScale,
-    does_nothing,
+    following,
 )
 from atomr_cutlass.pipeline import select
 from atomr_cutlass.pipeline.devices import Device
@@ -177,7 +177,7 @@ class Case:
 
     def _fusion(self) -> GroupedFusion | None:
         groups, tree = len(self.sizes), self.epilogue
-        if does_nothing(tree, self.a, self.result):
+        if following(tree, self.a, self.result) is None:
             return None
         found = []
         for operand in tree.inputs:
@@ -388,7 +388,7 @@ def of_lists(shapes: tuple[tuple[int, int, int], ...], options: Mapping[str, Any
         LIST, len(shapes), tuple(spec(m, k, dtype) for m, _, k in shapes),
         tuple(spec(k, n, dtype, layout) for _, n, k in shapes), d if options.get("beta") else (), d, counted=False,
         math="default", device=0, scale_a=scale, scale_b=scale,
-        fusion=None if does_nothing(tree, dtype, result) else GroupedFusion(tree, inputs),
+        fusion=None if following(tree, dtype, result) is None else GroupedFusion(tree, inputs),
     )  # fmt: skip
 
 

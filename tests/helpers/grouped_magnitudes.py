@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+import grouped_oracle
 from atomr_cutlass.ops.gemm.reference import absolute_product
-from atomr_cutlass.ops.grouped_gemm import reference
 
 
 def absolute_grouped_product(
@@ -18,6 +18,6 @@ def absolute_grouped_product(
 
     Arguments and errors are those of the reference's `grouped_gemm`.
     """
-    problem = reference._split(a, b, c, offsets, counts, bias, scale_a, scale_b)
+    problem = grouped_oracle._split(a, b, c, offsets, counts, bias, scale_a, scale_b)
     results = [absolute_product(group.a, group.b, group.c, **group.terms, **factors) for group in problem.groups]
-    return results if problem.shape is None else reference._placed(problem, results, np.zeros(problem.shape))
+    return results if problem.shape is None else grouped_oracle._placed(problem, results, np.zeros(problem.shape))

@@ -120,7 +120,7 @@ def _keys_of(request: MatmulRequest, device: Device) -> list[KernelKey]:
 
     def key(views: dict[str, _core.Operand], tree: EpilogueVisitorTree | None) -> KernelKey:
         fusion = None if tree is None else fusion_of(tree, views)
-        problems = scaled.rewritten(function.problem_of(views, call.math), function.scales_of(views, tree), fusion)
+        problems = scaled.rewritten(*function.product_of(views, call.math, tree), fusion)
         return select.choose(GemmSearch(problems, device)).key
 
     keys = [key(views, call.tree)]

@@ -1,4 +1,4 @@
-"""The reference's grouped GEMM against one `gemm_reference.gemm` for each group."""
+"""The oracle of grouped GEMM against one `gemm_reference.gemm` for each group, and the package's against the oracle."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import atomr_cutlass as ac
+import grouped_oracle
 from atomr_cutlass.arrays import numerics
 from atomr_cutlass.errors import InvalidOperandError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.ops.gemm import reference as gemm_reference
-from atomr_cutlass.ops.grouped_gemm import reference as grouped_reference
 from atomr_cutlass.ops.quantize import reference as quantization
 from grouped_magnitudes import absolute_grouped_product
 
@@ -60,7 +61,7 @@ def test_contiguous_groups(
     terms: dict[str, Any] = {"alpha": 2.0, "beta": data.draw(st.sampled_from([0.0, -1.0])), "activation": "relu"}
     where: dict[str, Any] = {"counts": np.array(sizes, np.int32)} if by_counts else {"offsets": _ends(sizes)}
     kept = out.copy()
-    got = grouped_reference.grouped_gemm(
+    got = grouped_oracle.grouped_gemm(
         a, b, c, out=out if with_out else None, bias=bias, scale_d=3.0, out_dtype=D.BF16, **where, **terms, **scales
     )
     want = kept if with_out else np.zeros_like(out)
@@ -99,7 +100,7 @@ def test_masked_groups(counts: list[int], with_out: bool, seed: int) -> None:
         want[g, :count] = gemm_reference.gemm(*operands, out_dtype=D.BF16, **terms)
         magnitude[g, :count] = gemm_reference.absolute_product(*operands, **terms)
     call: dict[str, Any] = {"counts": np.array(counts, np.int32), "beta": 0.5, "scale_a": scale, "scale_b": each}
-    got = grouped_reference.grouped_gemm(a, b, c, out=out if with_out else None, out_dtype=D.BF16, **call)
+    got = grouped_oracle.grouped_gemm(a, b, c, out=out if with_out else None, out_dtype=D.BF16, **call)
     _same(got, want)
     np.testing.assert_array_equal(absolute_grouped_product(a, b, c, **call), magnitude)
 
@@ -121,7 +122,7 @@ def test_groups_along_k(sizes: list[int], by_counts: bool, each: bool, seed: int
     columns = rng.normal(size=(groups, 1, n) if each else (1, n)).astype(np.float32)
     where: dict[str, Any] = {"counts": np.array(sizes, np.int32)} if by_counts else {"offsets": _ends(sizes)}
     call: dict[str, Any] = {**where, "beta": 2.0, "scale_a": rows, "scale_b": columns}
-    got = grouped_reference.grouped_gemm(a, b, c, out_dtype=D.F32, **call)
+    got = grouped_oracle.grouped_gemm(a, b, c, out_dtype=D.F32, **call)
     limits = absolute_grouped_product(a, b, c, **call)
     assert got.shape == limits.shape == (groups, m, n)
     start = 0
@@ -149,7 +150,7 @@ def test_lists_of_matrices(shapes: list[tuple[int, int, int]], full: bool) -> No
     terms: dict[str, Any] = {"alpha": -1.0, "scale_b": 3.0}
     if full:
         terms |= {"beta": 0.5, "bias": bias, "scale_a": scale_a}
-    got = grouped_reference.grouped_gemm(
+    got = grouped_oracle.grouped_gemm(
         a, tuple(b), c if full else None, out=out if full else None, out_dtype=D.F32, **terms
     )
     limits = absolute_grouped_product(a, b, c if full else None, **terms)
@@ -166,9 +167,9 @@ def test_out_may_be_c() -> None:
     rng = np.random.default_rng(0)
     a, b, c = rng.normal(size=(4, 3)), rng.normal(size=(2, 3, 5)), rng.normal(size=(4, 5))
     offsets = np.array([1, 3], np.int32)
-    want = grouped_reference.grouped_gemm(a, b, c, offsets=offsets, out=c.copy(), beta=1.0, out_dtype=D.F64)
+    want = grouped_oracle.grouped_gemm(a, b, c, offsets=offsets, out=c.copy(), beta=1.0, out_dtype=D.F64)
     np.testing.assert_array_equal(want[3], c[3])
-    got = grouped_reference.grouped_gemm(a, b, c, offsets=offsets, out=c, beta=1.0, out_dtype=D.F64)
+    got = grouped_oracle.grouped_gemm(a, b, c, offsets=offsets, out=c, beta=1.0, out_dtype=D.F64)
     assert got is c
     np.testing.assert_array_equal(got, want)
 
@@ -185,7 +186,7 @@ def test_blockwise_fp8_groups(form: str) -> None:
     ]
     if form == "lists":
         parts = ([q.values for q in qa], [q.values for q in qb])
-        got = grouped_reference.grouped_gemm(
+        got = grouped_oracle.grouped_gemm(
             *parts, scale_a=[q.scale for q in qa], scale_b=[q.scale for q in qb], out_dtype=D.BF16
         )
     else:
@@ -197,8 +198,8 @@ def test_blockwise_fp8_groups(form: str) -> None:
             a, scale_a = np.zeros((3, 4, k), qa[0].values.dtype), np.full((3, 4, 2), np.nan, np.float32)
             for g, q in enumerate(qa):
                 a[g, : sizes[g]], scale_a[g, : sizes[g]] = q.values, q.scale
-        whole = grouped_reference.grouped_gemm(a, b, counts=counts, scale_a=scale_a, scale_b=scale_b, out_dtype=D.BF16)
-        bounds = grouped_reference.group_bounds(3, len(a), counts=counts) if form == "contiguous" else []
+        whole = grouped_oracle.grouped_gemm(a, b, counts=counts, scale_a=scale_a, scale_b=scale_b, out_dtype=D.BF16)
+        bounds = grouped_oracle.group_bounds(3, len(a), counts=counts) if form == "contiguous" else []
         got = [whole[slice(*bounds[g])] if bounds else whole[g, :size] for g, size in enumerate(sizes)]
     for d, e in zip(got, want, strict=True):
         _same(d, e)
@@ -208,8 +209,67 @@ def test_a_failed_call_leaves_out_alone() -> None:
     a, b = [np.ones((2, 3)), np.ones((2, 4))], [np.ones((3, 2)), np.ones((3, 2))]
     out = [np.full((2, 2), 7.0), np.full((2, 2), 7.0)]
     with pytest.raises(InvalidOperandError, match=r"group 1: a has K = 4"):
-        grouped_reference.grouped_gemm(a, b, out=out, out_dtype=D.F64)
+        grouped_oracle.grouped_gemm(a, b, out=out, out_dtype=D.F64)
     assert all((one == 7.0).all() for one in out)
+
+
+@quick
+@given(
+    form=st.sampled_from(["contiguous", "masked", "along_k", "list"]),
+    sizes=st.lists(st.integers(0, 4), min_size=1, max_size=4),
+    scales=st.sampled_from(["", "tensor", "group", "vector", "each"]),
+    by_counts=st.booleans(),
+    with_out=st.booleans(),
+    data=st.data(),
+)
+def test_the_reference_backend_is_the_oracle(
+    form: str, sizes: list[int], scales: str, by_counts: bool, with_out: bool, data: st.DataObject
+) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    groups, total, rows, k, n = len(sizes), sum(sizes) + 1, 4, 3, 2
+    if form == "contiguous":
+        a_shape, b_shape, d_shape = (total, k), (groups, k, n), (total, n)
+        vectors: Any = (total, 1), (groups, 1, n)
+    elif form == "masked":
+        a_shape, b_shape, d_shape = (groups, rows, k), (groups, k, n), (groups, rows, n)
+        vectors = (groups, rows, 1), (groups, 1, n)
+    else:
+        a_shape, b_shape, d_shape = (rows, total), (total, n), (groups, rows, n)
+        vectors = ((groups, rows, 1), (groups, 1, n)) if scales == "each" else ((rows, 1), (1, n))
+    kinds = {"tensor": ((1,), (1,)), "group": ((groups,), (groups,)), "vector": vectors, "each": vectors}
+    terms: dict[str, Any] = {"alpha": 0.5, "beta": 2.0, "scale_d": 3.0}
+    operands: list[Any]
+    if form == "list":
+        operands = [[_random(rng, shape, D.F8E4M3) for size in sizes] for shape in ((rows, k), (k, n))]
+        operands = [[each[:size] for size, each in zip(sizes, operands[0], strict=True)], operands[1]]
+        operands.append([_random(rng, (size, n), D.BF16) for size in sizes])
+        if scales in ("vector", "each"):
+            terms["scale_a"] = [_random(rng, (size, 1), D.F32) for size in sizes]
+            terms["scale_b"] = [_random(rng, (1, n), D.F32) for _ in sizes]
+        elif scales:
+            terms["scale_a"] = _random(rng, (1,), D.F32)
+            terms["scale_b"] = [_random(rng, (1,), D.F32) for _ in sizes]
+    else:
+        operands = [_random(rng, a_shape, D.F8E4M3), _random(rng, b_shape, D.F8E4M3), _random(rng, d_shape, D.BF16)]
+        if scales:
+            terms |= {
+                f"scale_{name}": _random(rng, shape, D.F32) for name, shape in zip("ab", kinds[scales], strict=True)
+            }
+        if by_counts or form == "masked":
+            terms["counts"] = np.array(sizes, np.int32)
+        else:
+            terms["offsets"] = _ends(sizes)
+    want: Any = grouped_oracle.grouped_gemm(*operands, out_dtype=D.BF16, **terms)
+    if with_out:
+        out: Any = [array.copy() for array in operands[2]] if form == "list" else operands[2].copy()
+        kept = [array.copy() for array in out] if form == "list" else out.copy()
+        want = grouped_oracle.grouped_gemm(*operands, out=kept, out_dtype=D.BF16, **terms)
+        got = ac.grouped_gemm(*operands, out=out, backend="reference", **terms)
+        assert got is out
+    else:
+        got = ac.grouped_gemm(*operands, backend="reference", **terms)
+    for d, e in zip(got, want, strict=True):
+        _same(np.asarray(d), np.asarray(e))
 
 
 def _int32(*values: int) -> Array:
@@ -279,4 +339,4 @@ GOOD = {"offsets": _int32(1, 1, 6)}
 def test_grouped_gemm_refuses(arguments: dict[str, Any], message: str) -> None:
     call: dict[str, Any] = {"a": A, "b": B, "out_dtype": D.F32, **arguments}
     with pytest.raises(InvalidOperandError, match=message):
-        grouped_reference.grouped_gemm(call.pop("a"), call.pop("b"), **call)
+        grouped_oracle.grouped_gemm(call.pop("a"), call.pop("b"), **call)

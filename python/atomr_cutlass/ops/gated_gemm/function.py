@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,15 +20,16 @@ from ...generator.rules import gemm_types
 from ...pipeline import reduction
 from ...pipeline.call import stored
 from ...pipeline.call_options import CallOptions, documented
-from ...pipeline.invocation import Call, Invocation, Result
+from ...pipeline.invocation import Call, Result
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec, broadcast_batches
 from ..gemm import reference as gemm_reference
 from ..gemm.arguments import check_single, problem_of, scales_of
 from ..gemm.plans import make
 from ..gemm.scaled import PER_PAIR
-from .problem import OP, check, gated
+from ..product import Product
 from .reference import gate
+from .request import OP, check, gated
 
 
 def interleave(gate: Any, up: Any) -> Any:
@@ -119,17 +119,8 @@ def gated_gemm(
     return Call(_parse, arrays, out, options)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _GatedGemm(Invocation):
-    """A product with a gate, parsed.
-
-    Attributes:
-        result: element type of D.
-        math: math mode of the kernel's key.
-    """
-
-    result: CutlassDtype
-    math: str
+class _GatedGemm(Product):
+    """A product with a gate, parsed."""
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
         problem = problem_of(views, self.math)

@@ -11,8 +11,7 @@ from ...pipeline.request_options import Option
 from ..gemm.operation import GemmOperation
 from ..gemm.request import GemmRequest
 from ..gemm.scaled import result_of
-from .problem import OP, REFUSES
-from .request import GatedGemmRequest
+from .request import OP, REFUSES, GatedGemmRequest
 
 _OWN = (
     Option("n", "Columns of B, two for each of D.", None),

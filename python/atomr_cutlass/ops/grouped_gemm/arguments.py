@@ -22,7 +22,7 @@ def is_list(array: Any) -> bool:
     return isinstance(array, (list, tuple))
 
 
-def check_kinds(arrays: Mapping[str, Any], bias: Mapping[str, Any]) -> None:
+def check_kinds(arrays: Mapping[str, Any]) -> None:
     """Refuses lists beside arrays, and arrays beside lists."""
     for name in "ab":
         if arrays[name] is None:
@@ -33,7 +33,7 @@ def check_kinds(arrays: Mapping[str, Any], bias: Mapping[str, Any]) -> None:
         raise InvalidOperandError(
             f"{one} is a list and {other} is a {type(arrays[other]).__name__}: give two of a kind"
         )
-    for name, array in {**arrays, **bias}.items():
+    for name, array in arrays.items():
         if array is None:
             continue
         divides = name in ("offsets", "counts")
@@ -49,21 +49,21 @@ def check_kinds(arrays: Mapping[str, Any], bias: Mapping[str, Any]) -> None:
 
 
 def groups_of(
-    arrays: Mapping[str, Any], named: Mapping[str, Any]
+    arrays: Mapping[str, Any], lists: set[str]
 ) -> tuple[dict[str, Views], str, GroupedResult, list[tuple[int, int, int]]]:
     """(views of the product's arrays and of D's, the form, the results of the groups, (M, N, K), of a list of each).
 
     Args:
         arrays: of the product, and for D.
-        named: those of the epilogue.
+        lists: the names of the operands that are lists, those of the epilogue among them.
     """
-    lists = {name for name, array in {**arrays, **named}.items() if is_list(array)}
-    if "a" not in lists:
-        views = {name: GroupedResult(0, (), (), lists).view(array, name) for name, array in arrays.items()}
-        form, groups, extents, shape = _array_form(views)
-        return views, form, GroupedResult(groups, [extents[:2]], [shape], lists), [extents]
-    over = GroupedResult(len(arrays["a"]), (), (), lists | {RESULT})
+    listed = "a" in lists
+    number = len(arrays["a"]) if listed else 0
+    over = GroupedResult(number, (), (), {*lists, RESULT} if listed else lists)
     views = {name: over.view(array, name) for name, array in arrays.items()}
+    if not listed:
+        form, groups, extents, shape = _array_form(views)
+        return views, form, replace(over, number=groups, extents=[extents[:2]], members=[shape]), [extents]
     every = []
     for index, (a, b) in enumerate(zip(views["a"], views["b"], strict=True)):
         for name, view in (("a", a), ("b", b)):
@@ -134,12 +134,13 @@ def result_dtype_of(views: Mapping[str, Views], out_dtype: CutlassDtype | None, 
 
 def forms_of(
     result: GroupedResult, form: str, extents: list[tuple[int, int, int]], views: Mapping[str, Views]
-) -> tuple[str, str]:
-    """The forms of the scales of A and B; see `scale_forms`."""
+) -> dict[str, str]:
+    """The forms of the scales that are arrays, by name; see `scale_forms`."""
     scales = {name: result.labelled(name, views[name]) for name in ("scale_a", "scale_b") if name in views}
     for label, view in (pair for arrays in scales.values() for pair in arrays.items()):
         dtype = operands.dtype_of(view, label)
         if dtype is not CutlassDtype.F32:
             raise InvalidOperandError(f"{label} is {dtype.value}; expected float32")
     shapes = {name: [view.shape for view in arrays.values()] for name, arrays in scales.items()}
-    return scale_forms(form, result.number, extents, shapes.get("scale_a"), shapes.get("scale_b"))
+    found = scale_forms(form, result.number, extents, shapes.get("scale_a"), shapes.get("scale_b"))
+    return {name: scaling for name, scaling in zip(("scale_a", "scale_b"), found, strict=True) if name in scales}

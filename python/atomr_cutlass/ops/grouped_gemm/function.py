@@ -16,12 +16,12 @@ from ...arrays import operands
 from ...arrays.arguments import check_devices, refuse_jax_out
 from ...arrays.numerics import AnyArray, math_mode, numpy_dtype
 from ...checks import NUMBERS, check_extents, check_options
-from ...epilogue.bind import bind, operands_of, refuse_scale_d
+from ...epilogue.bind import bind, refuse_scale_d
 from ...epilogue.results import GroupedResult, common_dtype
 from ...epilogue.trace import Traced
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
-from ...generator.epilogue.tree import RESULT
+from ...generator.epilogue.tree import RESULT, EpilogueVisitorTree
 from ...generator.rules import FP8_TYPES, accumulator
 from ...pipeline import reduction
 from ...pipeline.call import stored
@@ -30,11 +30,11 @@ from ...pipeline.invocation import Call, Invocation, Result, labelled, numbers_o
 from ...pipeline.operand_table import spec_of
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
-from ...reference.parts import check_activation
+from ..product import Product
 from . import reference as grouped_reference
 from .arguments import check_kinds, divided_by, forms_of, groups_of, is_list, result_dtype_of
 from .plans import make
-from .problem import ALONG_K, LIST, MASKED, GroupedProblem, GroupScale, does_nothing
+from .problem import ALONG_K, LIST, GroupedProblem, GroupScale, following
 
 if TYPE_CHECKING:
     from ...epilogue.bind import BoundEpilogue
@@ -163,20 +163,15 @@ def _one_number(scale: Any) -> Any:
     Raises:
         UnsupportedError: a list of different numbers.
     """
-    if type(scale) not in (list, tuple) or not scale or not isinstance(scale[0], NUMBERS):
+    if not is_list(scale) or not scale or not isinstance(scale[0], NUMBERS):
         return scale
-    if all(isinstance(value, NUMBERS) and _same(value, scale[0]) for value in scale):
+    if all(isinstance(value, NUMBERS) and np.array_equal(value, scale[0], equal_nan=True) for value in scale):
         return scale[0]
     raise UnsupportedError("scales of a list that are numbers must be the same: give different ones as arrays")
 
 
-def _same(x: Any, y: Any) -> bool:
-    """Whether two numbers are the same, or none of them is one (NaN)."""
-    return bool(x == y) or bool(x != x and y != y)  # noqa: PLR0124
-
-
 @dataclass(frozen=True, kw_only=True)
-class _GroupedGemm(Invocation):
+class _GroupedGemm(Product):
     """Products of groups, parsed.
 
     Attributes:
@@ -184,18 +179,15 @@ class _GroupedGemm(Invocation):
         extents: (M, N, K), of a list for each.
         labels: of the arrays of each of the product's operands by its name, in the order of a plan's call.
         divided: `offsets` or `counts`, whichever is given; None for lists.
-        math: math mode of the kernel key.
-        epilogue: the epilogue of the products, with its arrays.
-        scale_forms: the forms of the scales of A and B.
+        scale_forms: the forms of `scale_a` and `scale_b`, where they are arrays.
     """
 
     form: str
     extents: list[tuple[int, int, int]]
     labels: dict[str, tuple[str, ...]]
     divided: str | None
-    math: str
     epilogue: BoundEpilogue[GroupedResult]
-    scale_forms: tuple[str, str]
+    scale_forms: dict[str, str]
 
     @property
     def empty(self) -> bool:
@@ -205,6 +197,11 @@ class _GroupedGemm(Invocation):
     def _dtype(self) -> CutlassDtype:
         """The element type of A."""
         return operands.dtype_of(self.inputs[self.labels["a"][0]], "a")
+
+    @property
+    def _tree(self) -> EpilogueVisitorTree | None:
+        """The tree that computes D; None where D is the product."""
+        return following(self.epilogue.tree, self._dtype, self.result)
 
     def check_kernels(self) -> None:
         """Refuses offsets or counts of host arrays, and where that is asked for of GPU arrays."""
@@ -220,11 +217,13 @@ class _GroupedGemm(Invocation):
                         "check copies to the host, which a stream that is captured cannot: leave it out"
                     )
                 return
-        m, _, k = self.extents[0]
-        extent = k if self.form == ALONG_K else m
-        grouped_reference.check_division(
-            str(self.divided), self.fetch(view), self.epilogue.result.number, extent, self.form == MASKED
-        )
+        self._bounds()
+
+    def _bounds(self) -> list[tuple[int, int]]:
+        """Where each group begins and ends; checks offsets or counts."""
+        name, (m, _, k) = str(self.divided), self.extents[0]
+        values = self.fetch(self.inputs[name])
+        return grouped_reference.group_bounds(name, values, k if self.form == ALONG_K else m, self.form)
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
         return make(self.problem(views), like=like, stream=stream, **self.call.planning)
@@ -238,17 +237,12 @@ class _GroupedGemm(Invocation):
 
         if self.divided is not None and self.epilogue.result.number > 1 and views[self.divided].strides != (1,):
             raise UnsupportedError(f"{self.divided} has strides {views[self.divided].strides}: make it contiguous")
-        scale_a, scale_b = (
-            GroupScale(specs(labels[name]), form) if name in labels else None
-            for name, form in zip(("scale_a", "scale_b"), self.scale_forms, strict=True)
-        )
-        epilogue, fusion = self.epilogue, None
-        if not does_nothing(epilogue.tree, self._dtype, epilogue.dtype):
-            fusion = epilogue.result.fusion(epilogue.tree, views)
+        result, tree = self.epilogue.result, self._tree
         return GroupedProblem(
-            form=self.form, groups=self.epilogue.result.number, a=specs(labels["a"]), b=specs(labels["b"]),
+            form=self.form, groups=result.number, a=specs(labels["a"]), b=specs(labels["b"]),
             c=specs(labels.get("c", ())), d=specs(self.results), counted=self.divided == "counts", math=self.math,
-            device=views[labels["a"][0]].device, scale_a=scale_a, scale_b=scale_b, fusion=fusion,
+            device=views[labels["a"][0]].device, fusion=None if tree is None else result.fusion(tree, views),
+            **{name: GroupScale(specs(labels[name]), scaling) for name, scaling in self.scale_forms.items()},
         )  # fmt: skip
 
     def order(self, made: Any) -> tuple[str, ...]:
@@ -258,32 +252,33 @@ class _GroupedGemm(Invocation):
         self._refuse_shared()
         # Kernels read the copies of one operand by columns.
         columns = self.labels["b"] if self._dtype in FP8_TYPES else self.labels["a"] if self.form == ALONG_K else ()
-        host = {label: operands.to_numpy(view) for label, view in self.inputs.items()}
-        for label, result in self.results.items():
-            made = np.zeros(result.shape, numpy_dtype(self.epilogue.dtype))
-            host[label] = made if result.view is None else operands.to_numpy(result.view)
+        host = {label: operands.to_numpy(view) for label, view in self.inputs.items()} | self._before()
         return {label: operands.upload(array, 0, columns=label in columns) for label, array in host.items()}
+
+    def _before(self) -> dict[str, AnyArray]:
+        """D before the call, by label, on the host."""
+        return {
+            label: np.zeros(result.shape, numpy_dtype(self.result)) if result.view is None else self.fetch(result.view)
+            for label, result in self.results.items()
+        }
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
         self._refuse_shared()
-        outs = [self.fetch(result.view) for result in self.results.values() if result.view is not None]
-        arrays = {name: [host[label] for label in labels] for name, labels in self.labels.items()}
-        arrays |= {RESULT: outs} if outs else {}
-        given: dict[str, Any] = {
-            name: some if name in self.epilogue.result.lists else some[0] for name, some in arrays.items()
-        }
-        tree = self.epilogue.tree
         alpha, beta = self.call.scalars
-        computed: Any = grouped_reference.grouped_gemm(
-            **given,
+        computed = grouped_reference.grouped_gemm(
+            self.form,
+            [] if self.form == LIST else self._bounds(),
+            {name: [host[label] for label in labels] for name, labels in self.labels.items() if name != self.divided},
+            self.scale_forms,
+            self._tree,
+            self.epilogue.result.of_groups(self.epilogue.tree, host),
+            list(self._before().values()),
+            out_dtype=self.result,
             alpha=alpha,
             beta=beta,
-            tree=None if does_nothing(tree, self._dtype, self.epilogue.dtype) else tree,
-            operands=self.epilogue.result.of_groups(tree, host),
-            out_dtype=self.epilogue.dtype,
             math=self.math,
         )
-        return dict(zip(self.results, computed if self.form == LIST else [computed], strict=True))
+        return dict(zip(self.results, computed, strict=True))
 
     def _refuse_shared(self) -> None:
         """Refuses results of a list that share memory, which plans do themselves."""
@@ -304,15 +299,13 @@ def _parse(call: Call) -> Invocation:
         )
     if call.follows:
         refuse_scale_d(scale_d)
-    check_activation(options.activation)
     for label, array in labelled({RESULT: call.out}).items():
         refuse_jax_out(array, label)
-    named = operands_of(call)
     numbers = numbers_of(arrays)
-    given = {name: arrays[name] for name in _PRODUCT if name not in numbers}
-    given |= {"c": call.c, RESULT: call.out}
-    check_kinds(given, named if call.epilogue is None else {})
-    views, form, over, extents = groups_of({name: array for name, array in given.items() if array is not None}, named)
+    given = {name: arrays[name] for name in _PRODUCT if name not in numbers} | {"c": call.c, RESULT: call.out}
+    check_kinds(given if call.epilogue is not None else {**given, "bias": arrays["bias"]})
+    lists = {name for name, array in {**arrays, **call.others, RESULT: call.out}.items() if is_list(array)}
+    views, form, over, extents = groups_of({name: array for name, array in given.items() if array is not None}, lists)
     listed, shapes = over.listed, over.members
     every = {label: view for name, of in views.items() for label, view in over.labelled(name, of).items()}
     for label, view in every.items():
@@ -335,9 +328,7 @@ def _parse(call: Call) -> Invocation:
     traced, outs = epilogue.traced, labelled({RESULT: call.out})
     return _GroupedGemm(
         call=call,
-        inputs={
-            label: view for name in _PRODUCT for label, view in over.labelled(name, views.get(name, ())).items()
-        } | epilogue.inputs,
+        inputs={label: view for label, view in every.items() if label not in over.shapes} | epilogue.inputs,
         results={
             label: Result(shape, epilogue.dtype.dlpack, outs.get(label), epilogue.outputs.get(label))
             for label, shape in over.shapes.items()
@@ -347,6 +338,7 @@ def _parse(call: Call) -> Invocation:
         extents=extents,
         labels={name: tuple(over.labelled(name, views[name])) for name in _PRODUCT if name in views},
         divided=divided,
+        result=epilogue.dtype,
         math=math_mode(dtype, None, fast_accum=options.fast_accum),
         epilogue=epilogue,
         scale_forms=forms_of(over, form, extents, views),

@@ -19,16 +19,7 @@ from ...generator.rules import FP8_TYPES, HALF_TYPES, OK, Status, no
 from ...pipeline.devices import Device
 from ...pipeline.search import KernelSearch, matrix
 from ..quantize.reference import BLOCK
-from .problem import (
-    ALONG_K,
-    CONTIGUOUS,
-    LIST,
-    OP,
-    GroupedProblem,
-    ReadLayout,
-    read_layout,
-    source_layout,
-)
+from .problem import ALONG_K, CONTIGUOUS, LIST, OP, GroupedProblem, ReadLayout, read_layout, source_layout
 
 _OTHER_TYPES = no("its element types or math mode differ", 1)
 _OTHER_SCALES = no("its scales differ", 2)
@@ -56,7 +47,7 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
     @functools.cached_property
     def _traits(self) -> Hashable:
         problem, fusion = self.problem, self.problem.fusion
-        scales = problem.block_scales, problem.scale_a is not None or problem.scale_b is not None
+        scales = problem.block_scales, bool(problem.scales)
         bias = None if fusion is None or not fusion.inputs else tuple(map(source_layout, fusion.inputs[0].arrays))
         return (
             problem.a[0].dtype, problem.b[0].dtype, problem.d[0].dtype, problem.math, scales, problem.form,
@@ -67,7 +58,9 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
         )  # fmt: skip
 
     def matches(self, key: KernelKey, formulation: GroupedProblem) -> Status:
-        if not _multiplies(key, formulation):
+        types = (formulation.a[0].dtype, formulation.b[0].dtype, formulation.d[0].dtype)
+        maths = (FAST, "default") if formulation.math == FAST else (formulation.math,)
+        if key.op != OP or (key.a, key.b, key.d) != types or key.math not in maths:
             return _OTHER_TYPES
         if not _scales(key, formulation):
             return _OTHER_SCALES
@@ -110,19 +103,11 @@ def _widths(read: Iterable[ReadLayout | None]) -> tuple[int, int] | None:
     return strided, contiguous
 
 
-def _multiplies(key: KernelKey, problem: GroupedProblem) -> bool:
-    """Whether it is a kernel of these element types."""
-    types = (problem.a[0].dtype, problem.b[0].dtype, problem.d[0].dtype)
-    maths = (FAST, "default") if problem.math == FAST else (problem.math,)
-    return key.op == OP and (key.a, key.b, key.d) == types and key.math in maths
-
-
 def _scales(key: KernelKey, problem: GroupedProblem) -> bool:
     """Whether it reads the scales: all that are there, and none that are not."""
     if problem.block_scales:
         return key.scale_type == "f32" and key.scale_granularity == (1, BLOCK, BLOCK)
-    arrays = problem.scale_a is not None or problem.scale_b is not None
-    return not key.scale_type and (base_of(key.epilogue) == SCALED or not arrays)
+    return not key.scale_type and (base_of(key.epilogue) == SCALED or not problem.scales)
 
 
 def epilogue_of(key: KernelKey, problem: GroupedProblem) -> str:
@@ -212,7 +197,7 @@ def refusal(problem: GroupedProblem, arch: SmArch | None, closest: str = "") -> 
     )
     if a.dtype not in (*HALF_TYPES, *FP8_TYPES):
         return f"{text}: grouped kernels multiply f16, bf16 and fp8"
-    if a.dtype not in FP8_TYPES and (problem.scale_a is not None or problem.scale_b is not None):
+    if a.dtype not in FP8_TYPES and problem.scales:
         return f"{text}: only fp8 kernels take scales as arrays; give numbers, or fold them into alpha"
     if a.dtype in FP8_TYPES and d.dtype not in (*HALF_TYPES, *(FP8_TYPES if problem.fusion is not None else ())):
         return f"{text}: fp8 kernels give bf16 and f16, and with an epilogue e4m3 and e5m2"

@@ -54,9 +54,8 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
 
     def operands(self, request: GroupedGemmRequest) -> tuple[OperandSlot, ...]:
         grouped = request.problem(0)
-        scales = (("scale_a", grouped.scale_a), ("scale_b", grouped.scale_b))
         product = [("a", grouped.a), ("b", grouped.b), ("c", grouped.c)]
-        product += [(name, scale.arrays) for name, scale in scales if scale is not None]
+        product += [(name, scale.arrays) for name, scale in grouped.scales.items()]
         inputs = grouped.fusion.inputs if grouped.fusion else ()
         return (
             *(OperandSlot(name, specs, listed=True) for name, specs in product if specs),

@@ -39,16 +39,11 @@ class GroupScale:
     form: str
 
 
-def does_nothing(tree: EpilogueVisitorTree, a: CutlassDtype, d: CutlassDtype) -> bool:
-    """Whether a tree gives the accumulator as it is, to a D that products have without a tree too.
-
-    Args:
-        tree: the tree.
-        a: element type of A.
-        d: element type of D.
-    """
-    plain = tree.result.op == ACCUMULATOR and not tree.stores and tree.result_dtype is None
-    return plain and d not in TREE_OUTPUTS.get(a, ())
+def following(tree: EpilogueVisitorTree | None, a: CutlassDtype, d: CutlassDtype) -> EpilogueVisitorTree | None:
+    """A tree after products of one type to D of another; None for one that does nothing to what they are without it."""
+    if tree is None or tree.result.op != ACCUMULATOR or tree.stores or tree.result_dtype is not None:
+        return tree
+    return tree if d in TREE_OUTPUTS.get(a, ()) else None
 
 
 @dataclass(frozen=True)
@@ -90,6 +85,12 @@ class GroupedProblem:
     def members(self) -> list[tuple[int, int, int]]:
         """(M, N, K) of the matrices of a list."""
         return [(a.shape[0], b.shape[1], a.shape[1]) for a, b in zip(self.a, self.b, strict=True)]
+
+    @property
+    def scales(self) -> dict[str, GroupScale]:
+        """The scales that are arrays, by name."""
+        given = {"scale_a": self.scale_a, "scale_b": self.scale_b}
+        return {name: scale for name, scale in given.items() if scale is not None}
 
     @property
     def block_scales(self) -> bool:
@@ -181,29 +182,36 @@ def _power(value: int) -> int:
 _Choices = dict[str, tuple[Shape, ...]]
 
 
-def common_strides(letter: str, scale: GroupScale) -> dict[str, int]:
-    """The strides that all scales of a list have in common.
+def scale_strides(name: str, scale: GroupScale, *, listed: bool) -> dict[str, int]:
+    """The strides that a kernel reads the scales of an operand by, as arguments.
+
+    Args:
+        name: `scale_a` or `scale_b`.
+        scale: the scales.
+        listed: whether they are those of a list, which are read with the strides that all have in common.
 
     Raises:
-        UnsupportedError: they have none.
+        UnsupportedError: they have none, or are not contiguous where kernels want that.
     """
-    name, (along, k_along) = f"scale_{letter}", (-2, -1) if letter == "a" else (-1, -2)
-    arrays = [spec for spec in scale.arrays if 0 not in spec.shape]
-    if scale.form == VECTOR:
-        if any(spec.shape[along] > 1 and spec.strides[along] != 1 for spec in arrays):
+    letter, arrays = name[-1], [spec for spec in scale.arrays if 0 not in spec.shape] or scale.arrays[:1]
+    along, k_along = (-2, -1) if letter == "a" else (-1, -2)
+    first, found = arrays[0], {}
+    if scale.form == GROUP and first.shape[0] > 1 and first.strides[0] != 1:
+        raise UnsupportedError(f"{name} has strides {first.strides}: the scales of groups must be contiguous")
+    if scale.form == VECTOR and any(spec.shape[along] > 1 and spec.strides[along] != 1 for spec in arrays):
+        if listed:
             raise UnsupportedError(f"the members of {name} must be contiguous")
-        return {}
-    if scale.form != BLOCKS:
-        return {}
-    found = {}
-    for field, dim in ((f"scale_stride_{letter}", along), (f"scale_k_stride_{letter}", k_along)):
-        strides = {spec.strides[dim] for spec in arrays if spec.shape[dim] > 1}
-        if len(strides) > 1:
+        raise UnsupportedError(f"{name} has strides {first.strides}: the scales of a group must be contiguous")
+    if scale.form in (VECTOR, BLOCKS) and len(first.shape) == 3:
+        found[f"scale_group_stride_{letter}"] = first.strides[0]
+    for field, dim in (("scale_stride", along), ("scale_k_stride", k_along)) if scale.form == BLOCKS else ():
+        strides = [spec.strides[dim] for spec in arrays if not listed or spec.shape[dim] > 1] or [1]
+        if any(stride != strides[0] for stride in strides[1:]):
             raise UnsupportedError(
-                f"the members of {name} have different strides ({sorted(strides)[:4]}): the block scales of a list "
+                f"the members of {name} have different strides ({sorted({*strides})[:4]}): the block scales of a list "
                 "are read with one stride; cut them from one array"
             )
-        found[field] = strides.pop() if strides else 1
+        found[f"{field}_{letter}"] = strides[0]
     return found
 
 
@@ -230,26 +238,25 @@ def scale_forms(
         InvalidOperandError: another shape, or block scales of one operand only.
     """
     choices = [_choices(form, groups, *sizes) for sizes in extents]
-    found_a = _forms(a, [pair[0] for pair in choices])
-    found_b = _forms(b, [pair[1] for pair in choices])
-    plain = [next((kind for kind in (TENSOR, GROUP, VECTOR) if kind in found), "") for found in (found_a, found_b)]
+    sides = [("scale_a", a, [of_a for of_a, _ in choices]), ("scale_b", b, [of_b for _, of_b in choices])]
+    found = [_forms(shapes, valid) for _, shapes, valid in sides]
+    plain = [next((kind for kind in kinds if kind != BLOCKS), "") for kinds in found]
     if all(plain):
         return plain[0], plain[1]
-    if BLOCKS in found_a and BLOCKS in found_b:
+    if all(BLOCKS in kinds for kinds in found):
         return BLOCKS, BLOCKS
-    for name, shapes, found, side in (("scale_a", a, found_a, 0), ("scale_b", b, found_b, 1)):
-        if not found and shapes is not None:
-            # Of a list, name the first that fits nothing.
-            for index, shape in enumerate(shapes):
-                valid = choices[min(index, len(choices) - 1)][side]
-                if math.prod(shape) == 1 or any(shape in accepted for accepted in valid.values()):
-                    continue
-                where = f"{name}[{index}]" if form == LIST else name
-                expected = ", ".join(str(accepted) for shapes_of in valid.values() for accepted in shapes_of)
+    for (name, shapes, valid), kinds in zip(sides, found, strict=True):
+        if kinds or shapes is None:
+            continue
+        for index, shape in enumerate(shapes):  # of a list, names the first that fits nothing
+            accepted = [each for of_form in valid[min(index, len(valid) - 1)].values() for each in of_form]
+            if math.prod(shape) != 1 and shape not in accepted:
+                where, expected = f"{name}[{index}]" if form == LIST else name, ", ".join(map(str, accepted))
                 raise InvalidOperandError(f"{where} has shape {shape}; expected one element or one of {expected}")
-            raise InvalidOperandError(f"the members of {name} are scales of different kinds: {list(shapes)[:4]}")
+        raise InvalidOperandError(f"the members of {name} are scales of different kinds: {list(shapes)[:4]}")
+    first_a, first_b = ("none" if not shapes else shapes[0] for shapes in (a, b))
     raise InvalidOperandError(
-        f"scale_a has shape {_first(a)} and scale_b {_first(b)}: block scales are for both operands or for neither"
+        f"scale_a has shape {first_a} and scale_b {first_b}: block scales are for both operands or for neither"
     )
 
 
@@ -259,21 +266,13 @@ def scale_shapes(form: str, m: int, n: int, k: int) -> tuple[Shape, Shape]:
     return ((1,), (1,)) if form == TENSOR else (of_a[form][0], of_b[form][0])
 
 
-def _first(shapes: Sequence[Shape] | None) -> str:
-    return "none" if not shapes else str(shapes[0])
-
-
-def _forms(shapes: Sequence[Shape] | None, choices: list[_Choices]) -> set[str]:
+def _forms(shapes: Sequence[Shape] | None, choices: list[_Choices]) -> list[str]:
     """The forms that all arrays may have."""
-    if shapes is None:
-        return {TENSOR}
-    found = {TENSOR} if all(math.prod(shape) == 1 for shape in shapes) else set()
-    if len(shapes) != len(choices):  # one array for all matrices of a list
+    found = [TENSOR] if all(math.prod(shape) == 1 for shape in shapes or ()) else []
+    if shapes is None or len(shapes) != len(choices):  # none, or one array for all matrices of a list
         return found
-    for form in (GROUP, VECTOR, BLOCKS):
-        if all(shape in choice.get(form, ()) for shape, choice in zip(shapes, choices, strict=True)):
-            found.add(form)
-    return found
+    pairs = list(zip(shapes, choices, strict=True))
+    return found + [form for form in (GROUP, VECTOR, BLOCKS) if all(s in valid.get(form, ()) for s, valid in pairs)]
 
 
 def _choices(form: str, groups: int, m: int, n: int, k: int) -> tuple[_Choices, _Choices]:

@@ -19,11 +19,10 @@ from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import MatrixSpec, row_major
 from ...pipeline.reduction import is_batch_invariant
-from ...reference.parts import check_activation
 from ..gemm.request import FP8_SCALINGS, GemmLayout, GemmShape, expect_fp8, expect_scaling
 from ..request import OperationRequest, expect_served, math_of
 from .kernels import GroupedSearch
-from .problem import LIST, OP, GroupedProblem, GroupScale, common_strides, does_nothing, scale_shapes
+from .problem import LIST, OP, GroupedProblem, GroupScale, following, scale_shapes, scale_strides
 
 _DTYPES = (CutlassDtype.F16, CutlassDtype.BF16, CutlassDtype.F8E4M3, CutlassDtype.F8E5M2)
 
@@ -91,7 +90,6 @@ class GroupedGemmRequest(OperationRequest):
             shape=GroupedGemmShape, layout_a=GemmLayout, layout_b=GemmLayout, layout_c=GemmLayout, fast_accum=bool
         )
         check_options(batch_invariant=self.batch_invariant)
-        check_activation(self.epilogue.activation)
         expect_served("grouped GEMM", self.dtype, self.arch, _DTYPES, ARCHS[OP])
         expect_scaling(self.scaling, FP8_SCALINGS)
         if self.scaling is not None:
@@ -99,11 +97,11 @@ class GroupedGemmRequest(OperationRequest):
         scales = self._scales
         try:
             for name, scale in scales.items():
-                common_strides(name[-1], scale)
+                scale_strides(name, scale, listed=True)
         except UnsupportedError as error:
             raise UnsupportedError(f"{error}, for a call of grouped_gemm: those of a request are dense") from None
-        if self.epilogue.tree is not None:
-            self.refuse_tree(self.epilogue.tree, ("a", "b", *scales))
+        if self.tree is not None:
+            self.refuse_tree(self.tree, ("a", "b", *scales))
 
     def lowers(self, tree: EpilogueVisitorTree) -> Status:
         """Whether there are kernels of groups that compute the tree."""
@@ -112,8 +110,7 @@ class GroupedGemmRequest(OperationRequest):
     @functools.cached_property
     def tree(self) -> EpilogueVisitorTree | None:
         """The tree after the products: the epilogue's, or that of its bias and activation; None for neither."""
-        tree = self.epilogue.tree_for(self.result_dtype)
-        return None if tree is None or does_nothing(tree, self.dtype, self.result_dtype) else tree
+        return following(self.epilogue.tree_for(self.result_dtype), self.dtype, self.result_dtype)
 
     @property
     def math(self) -> str:
@@ -162,18 +159,17 @@ class GroupedGemmRequest(OperationRequest):
         if tree is None:
             return None
 
-        def arrays(kind: str, dtype: CutlassDtype) -> tuple[MatrixSpec, ...]:
-            extents = [group.n for group in self.shape.groups] if kind == ROW else [1]
-            return tuple(MatrixSpec((extent,), (1,), dtype) for extent in extents)
-
-        return GroupedFusion(
-            tree,
-            tuple(
-                GroupOperand(operand.name, operand.kind, arrays(operand.kind, operand.dtype))
-                for operand in tree.inputs
-                if operand.dtype is not None  # of masks, which grouped kernels do not read
-            ),
+        extents = {ROW: [group.n for group in self.shape.groups]}
+        inputs = (
+            GroupOperand(
+                operand.name,
+                operand.kind,
+                tuple(MatrixSpec((extent,), (1,), operand.dtype) for extent in extents.get(operand.kind, [1])),
+            )
+            for operand in tree.inputs
+            if operand.dtype is not None  # of masks, which grouped kernels do not read
         )
+        return GroupedFusion(tree, tuple(inputs))
 
     def plan_key(self) -> PlanKey:
         """The key of this request's plan. Needs no GPU."""

@@ -26,25 +26,23 @@ from ...generator.rules import FP8_TYPES, accumulator, gemm_types, supports_layo
 from ...pipeline import devices, reduction
 from ...pipeline.call import ParsedCall, stored
 from ...pipeline.call_options import CallOptions
-from ...pipeline.invocation import Call, Invocation, Result, numbers_of
-from ...pipeline.operand_table import spec_of
+from ...pipeline.invocation import Call, Result, numbers_of
 from ...pipeline.operation import settled
 from ...pipeline.plan import Plan
 from ...pipeline.problem import GemmProblem
 from ...pipeline.reduction import refuse_sums
 from ..gemm import reference as gemm_reference
+from ..gemm.arguments import problem_of, scales_of
 from ..gemm.plans import make
-from ..gemm.scaled import NO_SCALES, Scale, Scales
+from ..gemm.scaled import NO_SCALES, Scales
+from ..product import Product
 from .epilogues import ADDED, AMAX, AUX, BIAS, READ, WRITTEN, Form, MatmulEpilogue, tree_of
 from .memory import Views, vector, viewed
 from .request import HeuristicKey, MatmulRequest, Matrices
 from .sums import WithSums, sums_of
 
-_SCALES = {"a": "scale_b", "b": "scale_a", "d": "scale_d", "amax": AMAX}
-"""The names of the scales that the product of the transposes has."""
-
-_SLOTS = {"a": "b", "b": "a", "scale_a": "scale_b", "scale_b": "scale_a", "amax": AMAX}
-"""Names of a plan's slots whose arrays have others."""
+_TRANSPOSED = {"a": "b", "b": "a", "scale_a": "scale_b", "scale_b": "scale_a", "amax": AMAX}
+"""The names of arrays by those that operands have in the product of the transposes, where they differ."""
 
 
 def matmul(request: MatmulRequest) -> Any:
@@ -116,19 +114,15 @@ def parsed(request: MatmulRequest) -> ParsedCall:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Matmul(Invocation):
+class _Matmul(Product):
     """A request, parsed.
 
     Attributes:
         matrices: extents, leading dimensions and the epilogue.
-        dtype: element type of D.
-        math: math mode of the kernel key.
         tree: the tree after the product; None for none.
     """
 
     matrices: Matrices
-    dtype: CutlassDtype
-    math: str
     tree: EpilogueVisitorTree | None
 
     @property
@@ -142,7 +136,7 @@ class _Matmul(Invocation):
 
     def check_kernels(self) -> None:
         first, second = (operands.dtype_of(self.inputs[name], name) for name in "ba")
-        require(gemm_types(first, second, self.dtype, self.math, tree=self.tree is not None))
+        require(gemm_types(first, second, self.result, self.math, tree=self.tree is not None))
 
     def plan(self, views: Views, *, like: Any, stream: int) -> Plan | WithSums:
         matrices, summed = self.matrices, self._form.summed
@@ -172,7 +166,7 @@ class _Matmul(Invocation):
         stream: int,
     ) -> Plan:
         """The plan of D^T = op(B)^T op(A)^T for views; without scalars it serves calls with any."""
-        problem, scales = problem_of(views, self.math), scales_of(views, tree)
+        problem, scales = product_of(views, self.math, tree)
         if scalars and scalars[0] == 0 and tree is None and scales.d is None and scales.amax is None:
             scales = NO_SCALES  # A and B are not read then, and so neither are their scales
         if problem.k == 0 and (tree is not None or scales != NO_SCALES):
@@ -193,7 +187,7 @@ class _Matmul(Invocation):
 
     def _names(self, made: Plan) -> tuple[str, ...]:
         """The names of the arrays that a plan of the product takes before its result."""
-        names = (_SLOTS.get(slot, slot) for slot in made.slots[:-1])
+        names = (_TRANSPOSED.get(slot, slot) for slot in made.slots[:-1])
         return tuple(name for name in names if name in self.inputs or name in self.results)
 
     def uploaded(self) -> Views:
@@ -222,12 +216,12 @@ class _Matmul(Invocation):
         if self.tree is not None:
             acc = gemm_reference.gemm(b, a, c, **how, out_dtype=CutlassDtype.F64)
             inputs = {operand.name: host[operand.name] for operand in self.tree.inputs}
-            computed = dict(reference.evaluate(self.tree, acc, inputs, out_dtype=self.dtype, scale_d=scale_d))
+            computed = dict(reference.evaluate(self.tree, acc, inputs, out_dtype=self.result, scale_d=scale_d))
         elif AMAX in self.results:
-            made = gemm_reference.gemm_with_amax(b, a, c, **how, scale_d=scale_d, out_dtype=self.dtype)
+            made = gemm_reference.gemm_with_amax(b, a, c, **how, scale_d=scale_d, out_dtype=self.result)
             computed = {AMAX: made.amax, RESULT: made.d}
         else:
-            computed = {RESULT: gemm_reference.gemm(b, a, c, **how, scale_d=scale_d, out_dtype=self.dtype)}
+            computed = {RESULT: gemm_reference.gemm(b, a, c, **how, scale_d=scale_d, out_dtype=self.result)}
         if self._form.summed:
             computed[BIAS] = self._summed(host)
         return computed
@@ -242,22 +236,16 @@ class _Matmul(Invocation):
         return numerics.saturating_cast(sums, accumulator(operands.dtype_of(self.inputs[name], name)))
 
 
-def problem_of(views: Mapping[str, _core.Operand], math: str) -> GemmProblem:
-    """The product of the transposes."""
-    a, b, d = (spec_of(views[name], name) for name in ("b", "a", RESULT))
-    c = spec_of(views["c"], "c") if "c" in views else None
-    return GemmProblem(a=a, b=b, c=c, d=d, math=math, device=views["a"].device)
-
-
-def scales_of(views: Mapping[str, _core.Operand], tree: EpilogueVisitorTree | None) -> Scales:
-    """The scales of that product; a tree has the largest magnitude as an output of its own."""
-    return Scales(
-        **{
-            field: Scale(view.shape, view.strides, "tensor" if len(view.shape) == 1 else "vector")
-            for field, name in _SCALES.items()
-            if (view := views.get(name)) is not None and (name != AMAX or tree is None)
-        }
-    )
+def product_of(
+    views: Mapping[str, _core.Operand], math: str, tree: EpilogueVisitorTree | None
+) -> tuple[GemmProblem, Scales]:
+    """The product of the transposes and its scales; a tree has the largest magnitude as an output of its own."""
+    named = {name: views[array] for name, array in _TRANSPOSED.items() if array in views}
+    named |= {name: views[name] for name in ("c", "scale_d", RESULT) if name in views}
+    if tree is not None:
+        named.pop("amax", None)
+    problem = problem_of(named, math)
+    return problem, scales_of(problem, named)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -268,7 +256,7 @@ def scales_of(views: Mapping[str, _core.Operand], tree: EpilogueVisitorTree | No
 def _parse(call: Call) -> _Matmul:
     """Checks the arrays."""
     options, (described, extents, *_) = call.options, call.own
-    matrices = Matrices._make((*described, shape_of(extents)))
+    matrices = Matrices(*described, *shape_of(extents))
     numbers = numbers_of(call.arrays)
     arrays = {name: array for name, array in call.arrays.items() if array is not None and name not in numbers}
     if call.out is not None:
@@ -321,7 +309,7 @@ def _parse(call: Call) -> _Matmul:
     results[RESULT] = Result((matrices.n, matrices.m), result.dlpack, call.out, found.get("d"))
     inputs = {name: view for name, view in found.items() if name not in (*written, "d")}
     return _Matmul(
-        call=call, inputs=inputs, results=results, memory=True, matrices=matrices, dtype=result, math=mode, tree=tree
+        call=call, inputs=inputs, results=results, memory=True, result=result, math=mode, matrices=matrices, tree=tree
     )
 
 

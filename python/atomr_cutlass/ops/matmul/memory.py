@@ -6,11 +6,12 @@ Everything below the requests is row-major, so a matrix is viewed as its transpo
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
 
 from ... import _core
 from ...arrays.layouts import relaid
 from ...errors import InvalidOperandError
+from ...pipeline.problem import is_dense
 
 Views = dict[str, _core.Operand]
 """Arrays by a request's names, D as `d` or, once it is there in any case, `out`.
@@ -39,8 +40,8 @@ def viewed(
     """
     if not _holds_pitched(array, columns, rows, leading):
         reach = (columns - 1) * leading + rows if columns and rows else 0
-        form, cure = "{} x {}, column-major with {} {}", f"copy it, or give the {label} that it has"
-        _expect(array, name, reach, (form, rows, columns, label, leading), cure)
+        cure = f"copy it, or give the {label} that it has"
+        _expect(array, name, reach, lambda: f"{rows} x {columns}, column-major with {label} {leading}", cure)
     shape, strides = (columns, rows), (leading, 1)
     return relaid(array, shape[::-1] if swap else shape, strides[::-1] if swap else strides)
 
@@ -51,34 +52,21 @@ def vector(array: _core.Operand, name: str, length: int) -> _core.Operand:
     Raises:
         InvalidOperandError: the array's elements are not contiguous, or are too few.
     """
-    _expect(array, name, length, ("{} elements, one after the other", length), "copy it")
+    _expect(array, name, length, lambda: f"{length} elements, one after the other", "copy it")
     return relaid(array, (length,), (1,))
 
 
-def _expect(array: _core.Operand, name: str, needed: int, wanted: tuple[Any, ...], cure: str) -> None:
-    """Refuses an array without so many contiguous elements; `wanted` is a text to be formatted, and its values."""
-    if not _dense(array):
+def _expect(array: _core.Operand, name: str, needed: int, wanted: Callable[[], str], cure: str) -> None:
+    """Refuses an array without so many contiguous elements, whatever the order of its dimensions."""
+    dims = _dims(array)[::-1]
+    if 0 not in array.shape and not is_dense([extent for _, extent in dims], [stride for stride, _ in dims]):
         raise InvalidOperandError(
             f"{name} of shape {array.shape} has strides {array.strides}: its elements do not lie together; expected "
-            f"{wanted[0].format(*wanted[1:])}; {cure}"
+            f"{wanted()}; {cure}"
         )
     size = math.prod(array.shape)
     if size < needed:
-        raise InvalidOperandError(
-            f"{name} has {size} elements; it reaches over {needed}: {wanted[0].format(*wanted[1:])}"
-        )
-
-
-def _dense(array: _core.Operand) -> bool:
-    """Whether the elements are contiguous, whatever the order of the dimensions."""
-    if 0 in array.shape:
-        return True
-    contiguous = 1
-    for stride, extent in _dims(array):
-        if stride != contiguous:
-            return False
-        contiguous *= extent
-    return True
+        raise InvalidOperandError(f"{name} has {size} elements; it reaches over {needed}: {wanted()}")
 
 
 def _holds_pitched(array: _core.Operand, columns: int, rows: int, leading: int) -> bool:

@@ -13,14 +13,9 @@ from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...pipeline.call_options import documented
 from ...pipeline.heuristic import KernelUse
-from ...pipeline.plan import BACKENDS as GPU_BACKENDS
+from ...pipeline.invocation import BACKENDS
 from ..request import expect_extent
 from .epilogues import FORMS, Form, MatmulEpilogue
-
-BACKENDS = (*GPU_BACKENDS, "reference")
-
-LEADING = ("a", "b", "c", "d", "aux")
-"""The matrices that have leading dimensions."""
 
 
 @dataclass(frozen=True)
@@ -91,29 +86,22 @@ class Matrices(NamedTuple):
         epilogue: value of the MatmulEpilogue.
         transa, transb: as in the request.
         into_c: whether D goes where C is, if there is one.
-        extents: m, n, k, and the leading dimensions of LEADING; 0 where none is given.
+        m, n, k: extents.
+        lda, ldb, ldc, ldd, ldaux: leading dimensions; 0 where none is given.
     """
 
     epilogue: str
     transa: bool
     transb: bool
     into_c: bool
-    extents: tuple[int, ...]
-
-    @property
-    def m(self) -> int:
-        """Rows of op(A) and D."""
-        return self.extents[0]
-
-    @property
-    def n(self) -> int:
-        """Columns of op(B) and D."""
-        return self.extents[1]
-
-    @property
-    def k(self) -> int:
-        """Columns of op(A)."""
-        return self.extents[2]
+    m: int
+    n: int
+    k: int
+    lda: int
+    ldb: int
+    ldc: int
+    ldd: int
+    ldaux: int
 
     @property
     def form(self) -> Form:
@@ -138,8 +126,8 @@ class Matrices(NamedTuple):
         return {"a": a, "b": b, "c": self.n, "d": self.n, "aux": self.n}
 
     def leading(self, name: str) -> int:
-        """The leading dimension of a matrix of LEADING."""
-        return self.extents[3 + LEADING.index(name)] or max(1, self.rows[name])
+        """The leading dimension of a matrix: `a`, `b`, `c`, `d` or `aux`."""
+        return getattr(self, f"ld{name}") or max(1, self.rows[name])
 
 
 @documented
@@ -244,9 +232,8 @@ class MatmulRequest:
     def matrices(self) -> Matrices:
         """Extents, leading dimensions and the rest of the arrays' description."""
         # They are not checked yet: `or` would ask an array for its truth.
-        leading = (getattr(self, f"ld{name}") for name in LEADING)
-        extents = (self.m, self.n, self.k, *(0 if given is None else given for given in leading))
-        return Matrices(self.epilogue.value, self.transa, self.transb, self.d is None, extents)
+        leading = (0 if ld is None else ld for ld in (self.lda, self.ldb, self.ldc, self.ldd, self.ldaux))
+        return Matrices(self.epilogue.value, self.transa, self.transb, self.d is None, self.m, self.n, self.k, *leading)
 
     @functools.cached_property
     def arguments(self) -> tuple[Any, ...]:
@@ -258,7 +245,7 @@ class MatmulRequest:
             self.a, self.b, self.c if self.beta != 0 else None, self.bias, self.gelu_aux, scales.amax_d,
             self.c if self.d is None else self.d, self.alpha, self.beta, scales.a, scales.b, scales.d, self.stream,
             self.out_dtype, self.precision, self.fast_accum, self.backend, self.jit, self.workspace_size,
-            self.batch_invariant, self.matrices[:-1], self.matrices.extents,
+            self.batch_invariant, self.matrices[:4], self.matrices[4:],
             float(factor) if isinstance(factor, NUMBERS) else 1.0,
         )  # fmt: skip
 

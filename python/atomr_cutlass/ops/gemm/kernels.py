@@ -63,12 +63,12 @@ class GemmSearch(ProductSearch):
 
     def helpers(self, formulation: GemmFormulation) -> Sequence[KernelSearch[Any]]:
         """The kernel that adds up slices, or that copies an operand."""
-        copies = (transposed.helper(formulation, self.device),) if formulation.copied is not None else ()
-        return (
-            (*copies, divided.sums(self.problem.acc, self.problem.d.dtype, self.device))
-            if formulation.divided
-            else copies
-        )
+        helpers = []
+        if formulation.copied is not None:
+            helpers.append(transposed.helper(self.problem.a.dtype, self.device))
+        if formulation.divided:
+            helpers.append(divided.sums(self.problem.acc, self.problem.d.dtype, self.device))
+        return helpers
 
     def of_many_rows(self) -> Sequence[Sequence[GemmFormulation]]:
         """The formulations, as if there were at least two rows: a single one leaves layouts and alignments open.

@@ -54,7 +54,7 @@ def scales_of(problem: GemmProblem, views: dict[str, _core.Operand]) -> Scales:
         raise UnsupportedError(
             f"{', '.join(given)}: only fp8 kernels take arrays; give numbers, or fold them into alpha"
         )
-    found = {name: MatrixSpec(views[name].shape, views[name].strides, _float(views[name], name)) for name in given}
+    found = {name: MatrixSpec(views[name].shape, views[name].strides, _float32(views[name], name)) for name in given}
     forms = (*scale_forms(problem, found.get("scale_a"), found.get("scale_b")), "tensor", "tensor")
     specs = zip(map(found.get, SCALES), forms, strict=True)
     return Scales(*(None if spec is None else Scale(spec.shape, spec.strides, form) for spec, form in specs))
@@ -67,11 +67,13 @@ def check_single(views: dict[str, _core.Operand]) -> None:
         InvalidOperandError: names the array.
     """
     for name in ("scale_d", "amax"):
-        if name in views and _float(views[name], name) and math.prod(views[name].shape) != 1:
-            raise InvalidOperandError(f"{name} has shape {views[name].shape}; expected one element")
+        if name in views:
+            _float32(views[name], name)
+            if math.prod(views[name].shape) != 1:
+                raise InvalidOperandError(f"{name} has shape {views[name].shape}; expected one element")
 
 
-def _float(view: _core.Operand, name: str) -> CutlassDtype:
+def _float32(view: _core.Operand, name: str) -> CutlassDtype:
     """The element type of a scale array, which is float32."""
     dtype = operands.dtype_of(view, name)
     if dtype is not CutlassDtype.F32:

@@ -155,7 +155,7 @@ class GemmOperation(PlannedOperation[GemmRequest]):
 
 def _scale(name: str, scale: Scale) -> OperandSlot:
     dtype = CutlassDtype.from_dlpack(*scale.dtype) or CutlassDtype.I8
-    spec = MatrixSpec(scale.shape, scale.strides, dtype, fp4.SCALE_ALIGNMENT if scale.form == "swizzled" else 4)
+    spec = MatrixSpec(scale.shape, scale.strides, dtype, scale.alignment)
     return OperandSlot(name, (spec,), written=name == "amax", element=BYTE if scale.dtype == BYTE else None)
 
 

@@ -133,8 +133,7 @@ def from_candidate(
     def scale(name: str, spec: Scale | None, role: str = "input") -> Address | None:
         if spec is None:
             return None
-        alignment = fp4.SCALE_ALIGNMENT if spec.form == "swizzled" else 4
-        return steps.slot(name, spec.shape, spec.strides, spec.dtype, alignment=alignment, role=role)
+        return steps.slot(name, spec.shape, spec.strides, spec.dtype, alignment=spec.alignment, role=role)
 
     align_a, align_b = transposed.alignments(key, formulation)
     align_d = divided.alignment(candidate, problem.d.dtype)

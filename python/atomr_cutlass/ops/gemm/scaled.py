@@ -39,6 +39,11 @@ class Scale:
     form: str
     dtype: tuple[int, int] = CutlassDtype.F32.dlpack
 
+    @property
+    def alignment(self) -> int:
+        """Bytes that its address must be a multiple of."""
+        return fp4.SCALE_ALIGNMENT if self.form == "swizzled" else 4
+
 
 class Scales(NamedTuple):
     """The scales of a GEMM that are arrays, in the order of SCALES; None where there is none.

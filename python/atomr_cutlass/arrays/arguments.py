@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import warnings
@@ -55,13 +56,7 @@ def views_of(
 
 
 def check_scalars(alpha: float, beta: float, c: Any, scale_d: Any = None) -> None:
-    """Refuses scalars that are no numbers, and a C that would not be read or is missing.
-
-    Args:
-        alpha: of the call.
-        beta: of the call.
-        c: of the call, or None.
-        scale_d: of the call, where it may be a number, which beta is multiplied by.
+    """Refuses scalars that are no numbers, and a C that would not be read or is missing; `scale_d` multiplies beta.
 
     Raises:
         InvalidOperandError: names the scalar.
@@ -80,13 +75,7 @@ def check_scalars(alpha: float, beta: float, c: Any, scale_d: Any = None) -> Non
 
 
 def check_followers(op: str, epilogue: Any, activation: Any, others: Iterable[str]) -> None:
-    """Refuses arguments of an epilogue without one, and an activation beside one.
-
-    Args:
-        op: name of the function.
-        epilogue: of the call, or None.
-        activation: of the call, or None.
-        others: names of the arguments that only an epilogue takes.
+    """Refuses `others`, arguments that only an epilogue takes, without one, and an activation beside one.
 
     Raises:
         InvalidOperandError: names them.
@@ -121,13 +110,9 @@ def _place(view: _core.Operand) -> str:
 def result_dtype(
     views: Mapping[str, _core.Operand], requested: CutlassDtype | None, operand: CutlassDtype, *, fused: bool = False
 ) -> CutlassDtype:
-    """The result's element type: what is requested for, else that of `out`, else the default for the operands.
+    """The result's element type: what is requested, else that of `out`, else the default for the operands.
 
-    Args:
-        views: the arrays by name.
-        requested: the requested type.
-        operand: element type of the operands.
-        fused: whether something follows the product. Of integers it gives what `c` is, where there is one.
+    Of integers, what follows the product (`fused`) gives what `c` is, where there is one.
 
     Raises:
         InvalidOperandError: they contradict each other, or `c` has another.
@@ -150,14 +135,8 @@ def check_out(views: Mapping[str, _core.Operand], inputs: Iterable[str]) -> None
     Raises:
         InvalidOperandError: says which.
     """
-    out = views["out"]
-    check_writable(out, "out")
-    for name in inputs:
-        if name not in views or not _core.overlap(out, views[name]):
-            continue
-        same = views[name].pointer == out.pointer and views[name].strides == out.strides
-        if name != "c" or not same:
-            raise InvalidOperandError(f"out overlaps {name}: give separate memory (out may be exactly c)")
+    check_writable(views["out"], "out")
+    check_apart({"out": views["out"]}, {name: views[name] for name in inputs if name in views}, ("c",))
 
 
 def check_writable(view: _core.Operand, name: str) -> None:
@@ -168,8 +147,8 @@ def check_writable(view: _core.Operand, name: str) -> None:
     """
     if view.read_only:
         raise InvalidOperandError(f"{name} is read-only: give an array that may be written")
-    repeated = any(stride == 0 and extent > 1 for stride, extent in zip(view.strides, view.shape, strict=True))
-    if repeated and 0 not in view.shape:
+    pairs = zip(view.strides, view.shape, strict=True)
+    if 0 not in view.shape and any(stride == 0 and extent > 1 for stride, extent in pairs):
         raise InvalidOperandError(
             f"{name} has strides {view.strides}: its elements share memory; give an array of its own"
         )
@@ -180,20 +159,17 @@ def check_apart(
 ) -> None:
     """Refuses results that share memory with each other or with an input.
 
-    Args:
-        written: the results by name.
-        read: the operands by name.
-        movable: those of which each element is read before it is written: a result may take their very place.
+    A result may take the very place of what is `movable`: each element of that is read before it is written.
 
     Raises:
         InvalidOperandError: names the two.
     """
-    for place, (name, view) in enumerate(written.items()):
-        others = {**read, **dict(list(written.items())[place + 1 :])}
-        for other, its in others.items():
-            same = (its.pointer, its.strides, its.dtype[1]) == (view.pointer, view.strides, view.dtype[1])
-            if _core.overlap(view, its) and not (same and other in movable):
-                raise InvalidOperandError(f"{name} overlaps {other}: give separate memory")
+    pairs = [*itertools.product(written.items(), read.items()), *itertools.combinations(written.items(), 2)]
+    for (name, view), (other, its) in pairs:
+        same = (its.pointer, its.strides, its.dtype[1]) == (view.pointer, view.strides, view.dtype[1])
+        if _core.overlap(view, its) and not (same and other in movable):
+            hint = " (out may be exactly c)" if name == "out" and "c" in movable else ""
+            raise InvalidOperandError(f"{name} overlaps {other}: give separate memory{hint}")
 
 
 def refuse_jax_out(out: Any, name: str = "out") -> None:
@@ -207,12 +183,7 @@ def refuse_jax_out(out: Any, name: str = "out") -> None:
 
 
 def on_reference(backend: str, view: _core.Operand) -> bool:
-    """Whether the reference computes: asked for, or for host arrays where there is no GPU, warning once.
-
-    Args:
-        backend: of the call.
-        view: its first operand.
-    """
+    """Whether the reference computes: asked for, or for host arrays where there is no GPU, warning once."""
     if backend == "reference":
         return True
     if view.device_type != CPU or backend != "auto" or devices.available():

@@ -9,9 +9,9 @@ from __future__ import annotations
 import abc
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar, Token
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,12 @@ from .views import BYTE, CPU, CUDA, MANAGED, PINNED
 
 LEGACY_STREAM = 1  # how the array protocols spell the legacy default stream
 UNORDERED = -1  # and how they spell that no order is needed
+
+Shape = tuple[int, ...]
+Element = tuple[int, int]
+"""DLPack's (type code, bits)."""
+Allocated: TypeAlias = "tuple[Any, _core.Operand]"
+"""An array, None where its framework imports finished results only, and its operand."""
 
 
 class LaunchStream:
@@ -78,9 +84,7 @@ class LaunchStream:
         self._imported[id(array)] = array, imported  # which keeps the array: no other can have its id
         return imported
 
-    def allocate(
-        self, shape: tuple[int, ...], element: tuple[int, int], device: int, like: Any
-    ) -> tuple[Any, _core.Operand]:
+    def allocate(self, shape: Shape, element: Element, device: int, like: Any) -> Allocated:
         """(array of the kind of `like`, its operand) for a result, ordered behind the memory's former use."""
         framework = framework_of(like) or OWN
         allocated = framework.allocate(shape, element, device, like)
@@ -93,23 +97,20 @@ class LaunchStream:
             self._streams[framework, device] = framework.current_stream(array, device)
         return self._streams[framework, device]
 
-    def acquire(self, device: int, stream: int | None, *, allocated: bool = False) -> None:
+    def acquire(self, device: int, stream: int | None, *, allocated: bool = False, ordered: bool = False) -> None:
         """Has launches wait for a framework's stream.
 
         Args:
             device: index of the GPU of both.
             stream: the framework's; None where it has none of its own.
             allocated: whether memory from there is used. A capture of that stream then takes the launch in.
+            ordered: whether the framework itself has launches wait.
         """
         if stream is None or stream == self.handle:
             return
-        _core.order_streams(device, stream, self.handle, fork=allocated)
+        if not ordered:
+            _core.order_streams(device, stream, self.handle, fork=allocated)
         if allocated or not self.named:
-            self._others[stream] = device
-
-    def follow(self, device: int, stream: int | None) -> None:
-        """Releases a stream at the end that its framework has ordered before the launch stream."""
-        if stream is not None and not self.named:
             self._others[stream] = device
 
     def synchronize(self, device: int) -> None:
@@ -158,9 +159,7 @@ class Framework(abc.ABC):
     def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
         """A view that keeps the array alive, ordered before the launches."""
 
-    def allocate(
-        self, shape: tuple[int, ...], element: tuple[int, int], device: int, like: Any
-    ) -> tuple[Any, _core.Operand]:  # fmt: skip
+    def allocate(self, shape: Shape, element: Element, device: int, like: Any) -> Allocated:
         """An uninitialised row-major result of DLPack's (type code, bits), and its operand."""
         operand = _allocated(shape, element, device)
         return operand, operand
@@ -172,11 +171,10 @@ class Framework(abc.ABC):
     def from_host(self, result: np.ndarray[Any, Any], like: Any) -> Any:
         """A host result as an array of the kind of `like`: through its namespace's `from_dlpack`, if there is one."""
         for namespace in namespaces(like):
-            importer = getattr(namespace, "from_dlpack", None) or getattr(
-                getattr(namespace, "dlpack", None), "from_dlpack", None
-            )
-            if importer is not None:
-                return importer(NUMPY.import_array(result, "the result", launch_stream()))
+            modules: tuple[Any, ...] = (namespace, getattr(namespace, "dlpack", None))  # JAX has it there
+            for module in modules:
+                if hasattr(module, "from_dlpack"):
+                    return module.from_dlpack(NUMPY.import_array(result, "the result", launch_stream()))
         return result
 
 
@@ -195,9 +193,6 @@ class Own(Framework):
         _core.note_written(array, stream)
         return array
 
-    def from_host(self, result: np.ndarray[Any, Any], like: Any) -> Any:
-        return result
-
 
 class NumPy(Framework):
     """NumPy's arrays, in host memory."""
@@ -206,10 +201,7 @@ class NumPy(Framework):
         return isinstance(array, np.ndarray)
 
     def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
-        element = element_of(array.dtype)
-        if any(stride % array.itemsize for stride in array.strides):
-            raise InvalidOperandError(f"strides {array.strides} are no multiples of the element size: copy the array")
-        strides = [stride // array.itemsize for stride in array.strides]
+        element, strides = element_of(array.dtype), _in_elements(array.strides, array.itemsize)
         return _core.Operand(array.ctypes.data, array.shape, strides, element, CPU, 0, not array.flags.writeable, array)
 
     def from_host(self, result: np.ndarray[Any, Any], like: Any) -> Any:
@@ -231,9 +223,7 @@ class ExchangeApi(Framework):
             launch.acquire(operand.device, launch.stream_of(self, array, operand.device))
         return operand
 
-    def allocate(
-        self, shape: tuple[int, ...], element: tuple[int, int], device: int, like: Any
-    ) -> tuple[Any, _core.Operand]:
+    def allocate(self, shape: Shape, element: Element, device: int, like: Any) -> Allocated:
         array = _core.framework_empty(like, shape, element, device)
         return array, _core.Operand.of(array)
 
@@ -305,12 +295,10 @@ class CuPy(DlpackProducer):
         own = launch.stream_of(self, array, device)
         if own == launch.handle:  # which may be captured: nothing is to be recorded on any stream
             return UNORDERED
-        launch.follow(device, own)
+        launch.acquire(device, own, ordered=True)
         return super().order(array, device, launch)
 
-    def allocate(
-        self, shape: tuple[int, ...], element: tuple[int, int], device: int, like: Any
-    ) -> tuple[Any, _core.Operand]:  # fmt: skip
+    def allocate(self, shape: Shape, element: Element, device: int, like: Any) -> Allocated:
         cupy = sys.modules["cupy"]
         with cupy.cuda.Device(device):
             memory = cupy.cuda.alloc(_size(shape, element))
@@ -330,9 +318,7 @@ class Jax(DlpackProducer):
             launch.synchronize(operand.device)  # JAX may give the memory to another array as soon as it is let go
         return operand if operand.read_only else _changed(operand, read_only=True)
 
-    def allocate(
-        self, shape: tuple[int, ...], element: tuple[int, int], device: int, like: Any
-    ) -> tuple[Any, _core.Operand]:  # fmt: skip
+    def allocate(self, shape: Shape, element: Element, device: int, like: Any) -> Allocated:
         return None, _allocated(shape, element, device)  # JAX imports finished results only
 
     def export(self, array: Any, operand: _core.Operand, stream: int) -> Any:
@@ -359,9 +345,7 @@ class CudaArray(Framework):
         if strides is not None:
             if len(strides) != len(shape):
                 raise InvalidOperandError(f"shape {shape} has strides {strides}: one is needed per dimension")
-            if any(stride % element.itemsize for stride in strides):
-                raise InvalidOperandError(f"strides {strides} are no multiples of the element size: copy the array")
-            strides = [stride // element.itemsize for stride in strides]
+            strides = _in_elements(strides, element.itemsize)
         device = getattr(getattr(array, "device", None), "id", None)
         if device is None:
             known = 0 not in shape and not _core.driver_problem()
@@ -412,16 +396,23 @@ def element_of(dtype: np.dtype[Any]) -> tuple[int, int]:
     return known.dlpack
 
 
+def _in_elements(strides: Sequence[int], size: int) -> list[int]:
+    """Strides in bytes as numbers of elements of this size."""
+    if any(stride % size for stride in strides):
+        raise InvalidOperandError(f"strides {strides} are no multiples of the element size: copy the array")
+    return [stride // size for stride in strides]
+
+
 def _is_of(array: Any, *packages: str) -> bool:
     """Whether the array's type, or one that it derives from, is of one of these packages."""
     return any(base.__module__.partition(".")[0] in packages for base in type(array).__mro__)
 
 
-def _size(shape: tuple[int, ...], element: tuple[int, int]) -> int:
+def _size(shape: Shape, element: Element) -> int:
     return max(1, math.prod(shape) * element[1] // 8)
 
 
-def _allocated(shape: tuple[int, ...], element: tuple[int, int], device: int) -> _core.Operand:
+def _allocated(shape: Shape, element: Element, device: int) -> _core.Operand:
     buffer = _core.Buffer(device, _size(shape, element))
     return _core.Operand(buffer.pointer, shape, None, element, CUDA, device, False, buffer)
 

@@ -1,15 +1,15 @@
 """Number formats in NumPy: conversions that round as the GPU does, and their error bounds.
 
 ml_dtypes holds the narrow formats, but its casts overflow to NaN or infinity where the hardware saturates, and
-round twice on the way from float64. Everything here rounds once, then only asks ml_dtypes for the encoding.
+round twice on the way from float64. So what they are given here is clipped, and in float32 without having been rounded
+to nearest (`_rounded_to_odd`): theirs is the only rounding.
 ml_dtypes is imported inside the functions that need it, so that importing the package stays cheap.
 """
 
 from __future__ import annotations
 
 import functools
-import math
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,25 +37,6 @@ FP8_DTYPES: Final = frozenset({CutlassDtype.F8E4M3, CutlassDtype.F8E5M2})
 """The 8-bit floating-point types."""
 
 
-class _Format(NamedTuple):
-    """A binary floating-point format: explicit fraction bits, least normal exponent, largest finite value."""
-
-    fraction_bits: int
-    min_exponent: int
-    largest: float
-
-
-_FORMATS: Final[dict[CutlassDtype, _Format]] = {
-    CutlassDtype.F64: _Format(52, -1022, float(np.finfo(np.float64).max)),
-    CutlassDtype.F32: _Format(23, -126, float(np.finfo(np.float32).max)),
-    CutlassDtype.TF32: _Format(10, -126, math.ldexp(2.0 - 2.0**-10, 127)),
-    CutlassDtype.F16: _Format(10, -14, 65504.0),
-    CutlassDtype.BF16: _Format(7, -126, math.ldexp(2.0 - 2.0**-7, 127)),
-    CutlassDtype.F8E4M3: _Format(3, -6, 448.0),
-    CutlassDtype.F8E5M2: _Format(2, -14, 57344.0),
-    CutlassDtype.F4E2M1: _Format(1, 0, 6.0),
-}
-
 SATURATING_FLOATS: Final = frozenset({CutlassDtype.F8E4M3, CutlassDtype.F8E5M2, CutlassDtype.F4E2M1})
 """The formats whose conversions saturate, infinity included."""
 
@@ -72,16 +53,15 @@ _FP8_NAN_BITS: Final = 0x7F
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+_BY_NUMPY_NAME: Final = {d.numpy_name: d for d in CutlassDtype if d is d.storage}
+_SCALES_BY_NUMPY_NAME: Final = {s.numpy_name: s for s in ScaleType}
+
+
 @functools.cache
 def numpy_dtype(dtype: CutlassDtype | ScaleType) -> np.dtype[Any]:
-    """The NumPy dtype that stores `dtype`.
+    """The NumPy dtype that stores an element or scale type: one of ml_dtypes for bf16, fp8, fp4 and narrow scales.
 
-    Args:
-        dtype: any element or scale type. `TF32` is stored as float32; `F4E2M1` takes one byte an element (see
-            `quantization.pack_fp4`).
-
-    Returns:
-        A NumPy dtype, or an ml_dtypes one for bf16, fp8, fp4 and narrow scales.
+    `TF32` is stored as float32; `F4E2M1` takes one byte an element (see `quantization.pack_fp4`).
     """
     if hasattr(np, dtype.numpy_name):
         scalar: type[Any] = getattr(np, dtype.numpy_name)
@@ -92,49 +72,28 @@ def numpy_dtype(dtype: CutlassDtype | ScaleType) -> np.dtype[Any]:
     return np.dtype(scalar)
 
 
-_BY_NUMPY_NAME: Final = {d.numpy_name: d for d in CutlassDtype if d is d.storage}
-
-
 def from_numpy_dtype(dtype: np.dtype[Any]) -> CutlassDtype | None:
-    """The element type that a NumPy dtype stores.
+    """The element type that a dtype of NumPy or ml_dtypes stores; float32 is `F32`, never `TF32`.
 
-    Args:
-        dtype: a NumPy or ml_dtypes dtype.
-
-    Returns:
-        The element type (float32 is `F32`, never `TF32`), or None where there is none, foreign byte order included.
+    None where there is none, foreign byte order included.
     """
     return _BY_NUMPY_NAME.get(dtype.name) if dtype.isnative else None
 
 
-_SCALES_BY_NUMPY_NAME: Final = {s.numpy_name: s for s in ScaleType}
-
-
 def scale_type_of(dtype: np.dtype[Any]) -> ScaleType | None:
-    """The scale type that a NumPy dtype stores.
-
-    Args:
-        dtype: a NumPy or ml_dtypes dtype.
-
-    Returns:
-        The type, or None where there is none, foreign byte order included.
-    """
+    """The scale type that such a dtype stores; None as of `from_numpy_dtype`."""
     return _SCALES_BY_NUMPY_NAME.get(dtype.name) if dtype.isnative else None
 
 
 def default_out_dtype(dtype: CutlassDtype, *, fused: bool = False) -> CutlassDtype:
-    """The result's element type where none is asked for.
+    """The result's element type where none is asked for, of operands of a type.
 
-    Args:
-        dtype: of the operands.
-        fused: whether a tree, bias or activation makes the result. That computes in float32, which does not hold every
-            int32.
+    Whether a tree, bias or activation makes the result (`fused`) matters to integers: that computes in float32, which
+    does not hold every int32.
     """
     if dtype is CutlassDtype.I8:
         return CutlassDtype.F32 if fused else CutlassDtype.I32
-    if dtype in (CutlassDtype.F8E4M3, CutlassDtype.F8E5M2, CutlassDtype.F4E2M1):
-        return CutlassDtype.BF16
-    return dtype
+    return CutlassDtype.BF16 if dtype in SATURATING_FLOATS else dtype
 
 
 def math_mode(dtype: CutlassDtype, precision: str | None, *, fast_accum: bool = False) -> str:
@@ -152,11 +111,20 @@ def math_mode(dtype: CutlassDtype, precision: str | None, *, fast_accum: bool = 
     return FAST if fast_accum and dtype in FP8_DTYPES else "default"
 
 
+@functools.cache
+def _info(dtype: CutlassDtype) -> Any:
+    """The limits of a floating-point type as NumPy or ml_dtypes tells them."""
+    kind = numpy_dtype(dtype)
+    if kind.isbuiltin == 1:
+        return np.finfo(kind)
+    import ml_dtypes
+
+    return ml_dtypes.finfo(kind)  # type: ignore[no-untyped-call]
+
+
 def finite_max(dtype: CutlassDtype) -> float:
-    """The largest finite value of `dtype`, as a float."""
-    if dtype in INTEGER_DTYPES:
-        return float(np.iinfo(numpy_dtype(dtype)).max)
-    return _FORMATS[dtype].largest
+    """The largest finite value of `dtype`, as a float; of `TF32`, that of its storage."""
+    return float(np.iinfo(numpy_dtype(dtype)).max if dtype in INTEGER_DTYPES else _info(dtype).max)
 
 
 def unit_roundoff(dtype: CutlassDtype) -> float:
@@ -166,7 +134,7 @@ def unit_roundoff(dtype: CutlassDtype) -> float:
     """
     if dtype in INTEGER_DTYPES:
         return 0.0
-    return math.ldexp(1.0, -_FORMATS[dtype].fraction_bits - 1)
+    return 2.0**-11 if dtype is CutlassDtype.TF32 else float(_info(dtype).eps) / 2
 
 
 def smallest_step(dtype: CutlassDtype) -> float:
@@ -174,10 +142,7 @@ def smallest_step(dtype: CutlassDtype) -> float:
 
     Below the normal range errors are absolute, so a comparison may always be off by this much (`within_tolerance`).
     """
-    if dtype in INTEGER_DTYPES:
-        return 1.0
-    fmt = _FORMATS[dtype]
-    return math.ldexp(1.0, fmt.min_exponent - fmt.fraction_bits)
+    return 1.0 if dtype in INTEGER_DTYPES else float(_info(dtype).smallest_subnormal)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -186,14 +151,7 @@ def smallest_step(dtype: CutlassDtype) -> float:
 
 
 def to_float64(array: AnyArray) -> FloatArray:
-    """The array's values as float64, exactly.
-
-    Args:
-        array: any shape; any dtype of `CutlassDtype` (int64 is exact up to 2**53).
-
-    Returns:
-        float64 of the same shape; `array` itself when it is float64 already.
-    """
+    """The values of an array of any `CutlassDtype` as float64, exactly (int64 up to 2**53); `array` itself if it is."""
     # Quieting a signalling NaN is no reason for a warning.
     with np.errstate(invalid="ignore"):
         return array.astype(np.float64, copy=False)
@@ -224,22 +182,16 @@ def saturating_cast(x: npt.ArrayLike, dtype: CutlassDtype) -> AnyArray:
         # NumPy converts from float64 to these directly, with one rounding.
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             return values.astype(target, copy=False)
-    fmt = _FORMATS[dtype]
-    rounded = _round_significand(values, fmt)
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        if dtype not in SATURATING_FLOATS:
-            overflowed = np.abs(rounded) > fmt.largest
-            if overflowed.any():
-                rounded = np.where(overflowed, np.copysign(np.inf, rounded), rounded)
-            return rounded.astype(np.float32).astype(target)
-        rounded = np.clip(rounded, -fmt.largest, fmt.largest)
-        nan = np.isnan(rounded)
+    with np.errstate(all="ignore"):
+        if dtype is CutlassDtype.BF16:
+            return _rounded_to_odd(values).astype(target)
+        largest = finite_max(dtype)
+        nan = np.isnan(values)
         if dtype is CutlassDtype.F4E2M1:
-            return np.where(nan, fmt.largest, rounded).astype(np.float32).astype(target)
-        out: AnyArray = rounded.astype(np.float32).astype(target)
-        if nan.any():
-            bits = np.where(nan, np.uint8(_FP8_NAN_BITS), out.view(np.uint8))
-            out = bits.view(target)
+            values = np.where(nan, largest, values)
+        out: AnyArray = _rounded_to_odd(np.clip(values, -largest, largest)).astype(target)
+        if dtype in FP8_DTYPES and nan.any():
+            out = np.where(nan, np.uint8(_FP8_NAN_BITS), out.view(np.uint8)).view(target)
         return out
 
 
@@ -277,27 +229,16 @@ def stored(values: FloatArray, scale_d: float | None, out_dtype: CutlassDtype) -
     return saturating_cast(values if scale_d is None else values * float(scale_d), out_dtype)
 
 
-def _round_significand(x: FloatArray, fmt: _Format) -> FloatArray:
-    """Rounds to nearest even on `fmt`'s grid, as if its exponents went on upwards without end.
+def _rounded_to_odd(x: FloatArray) -> npt.NDArray[np.float32]:
+    """The values as float32, inexact ones towards zero and with an odd last bit.
 
-    The result is exact in float32 unless it exceeds float32's range, so a later narrowing cannot round again.
+    From there a format of at most 22 bits rounds as from float64: ties stay ties, and nothing else becomes one.
     """
-    drop = np.uint64(52 - fmt.fraction_bits)
-    one = np.uint64(1)
-    # Scalars would warn where the carry out of a NaN's bits wraps; arrays do not.
-    bits = np.atleast_1d(x).view(np.uint64)
-    # Adding just under half a unit, plus the lowest kept bit, carries exactly when nearest-even rounds away from zero.
-    bits = bits + ((one << (drop - one)) - one) + ((bits >> drop) & one)
-    normal = (bits & ~((one << drop) - one)).view(np.float64).reshape(x.shape)
-    # Below the normal range the grid is even. Next to this constant float64's own grid has just that step, so that
-    # the adder does the rounding; copysign restores the zero's sign that the subtraction loses.
-    shift = math.ldexp(1.5, 52 + fmt.min_exponent - fmt.fraction_bits)
-    magnitude = np.abs(x)
-    with np.errstate(invalid="ignore"):
-        tiny = np.copysign((x + shift) - shift, x)
-        result = np.where(magnitude < math.ldexp(1.0, fmt.min_exponent), tiny, normal)
-    # The carry above turns some NaNs into other numbers, and must not touch infinity.
-    return np.where(np.isfinite(x), result, x)
+    nearest = x.astype(np.float32)
+    inexact = ~np.isnan(x) & (nearest != x)
+    bits = np.atleast_1d(nearest).view(np.uint32) - (np.abs(nearest) > np.abs(x))
+    odd: npt.NDArray[np.float32] = (bits | inexact).view(np.float32).reshape(x.shape)
+    return odd
 
 
 def round_to_tf32(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -76,12 +76,8 @@ class _HostMemory:
 
     def __init__(self, owner: _core.Operand, start: int, size: int) -> None:
         self.owner = owner
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": "|u1",
-            "shape": (size,),
-            "data": (start, owner.read_only),
-        }
+        data = (start, owner.read_only)
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (size,), "data": data}
 
 
 def stream_handle(stream: Any) -> int:
@@ -120,15 +116,13 @@ def _handle_of(stream: Any) -> Any:
     return None
 
 
-def current_stream(array: Any, view: _core.Operand | None = None) -> int:
+def current_stream(array: Any) -> int:
     """The stream that the array's framework works on in this thread, on the array's device.
 
-    0, the legacy default stream, where it has no such notion, for host arrays, and for what is no array.
+    0, the legacy default stream, where it has no such notion, and for what is no array.
     """
-    if view is not None and view.device_type != CUDA:
-        return 0
     framework = framework_of(array)
-    return 0 if framework is None else framework.current_stream(array, None if view is None else view.device) or 0
+    return 0 if framework is None else framework.current_stream(array, None) or 0
 
 
 def is_jax(array: Any) -> bool:

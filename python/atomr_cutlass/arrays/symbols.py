@@ -151,6 +151,8 @@ class Trace:
 
 
 def _operation(name: str) -> tuple[Callable[[Number, Any], Any], Callable[[Number, Any], Any]]:
+    """Both orders of an operation, which the trace computes."""
+
     def computed(self: Number, other: Any) -> Any:
         return self.trace.compute(name, self, other) if isinstance(other, (int, float)) else NotImplemented
 
@@ -158,6 +160,15 @@ def _operation(name: str) -> tuple[Callable[[Number, Any], Any], Callable[[Numbe
         return self.trace.compute(name, other, self) if isinstance(other, (int, float)) else NotImplemented
 
     return computed, reflected
+
+
+def _exactly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a function makes of the value itself, which the plan depends on."""
+
+    def made(self: Number, *others: Any) -> Any:
+        return function(self.exact(), *others)
+
+    return made
 
 
 class Number:
@@ -203,29 +214,13 @@ class Number:
     def __eq__(self, other: object) -> bool:
         return self.trace.decide("==", self, other) if isinstance(other, (int, float)) else NotImplemented
 
-    def __hash__(self) -> int:
-        return hash(self.exact())
-
     def __bool__(self) -> bool:
         return not self.trace.decide("==", self, 0)
 
-    def __index__(self) -> int:
-        return int(operator.index(self.exact()))
-
-    def __int__(self) -> int:
-        return int(self.exact())
-
-    def __float__(self) -> float:
-        return float(self.exact())
-
-    def __round__(self) -> int:
-        return round(self.exact())  # type: ignore[no-any-return]
-
-    def __format__(self, how: str) -> str:
-        return format(self.exact(), how)
-
-    def __repr__(self) -> str:
-        return repr(self.exact())
+    __hash__ = _exactly(hash)
+    __repr__, __index__ = _exactly(repr), _exactly(operator.index)
+    __int__, __float__ = _exactly(int), _exactly(float)
+    __round__, __format__ = _exactly(round), _exactly(format)
 
 
 class TracedView(_core.Operand):

@@ -114,8 +114,8 @@ class GemmProblem:
         return accumulator(self.a.dtype)
 
 
-def broadcast_batches(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
-    """The batch dimensions of the result, as NumPy broadcasts them.
+def broadcast_batches(a: Sequence[int], b: Sequence[int], name: str = "b") -> tuple[int, ...]:
+    """The batch dimensions of the result, as NumPy broadcasts those of `a` and of another array of this name.
 
     Raises:
         InvalidOperandError: they do not broadcast.
@@ -125,9 +125,15 @@ def broadcast_batches(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     result = []
     for x, y in itertools.zip_longest(reversed(a), reversed(b), fillvalue=1):
         if x != y and 1 not in (x, y):
-            raise InvalidOperandError(f"batch dimensions {tuple(a)} of a and {tuple(b)} of b do not broadcast")
+            raise InvalidOperandError(f"batch dimensions {tuple(a)} of a and {tuple(b)} of {name} do not broadcast")
         result.append(y if x == 1 else x)
     return tuple(reversed(result))
+
+
+def broadcasts_to(batches: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether NumPy broadcasts batch dimensions to those of a result."""
+    missing = len(wanted) - len(batches)
+    return missing >= 0 and all(x in (1, y) for x, y in zip(batches, wanted[missing:], strict=True))
 
 
 def broadcast_to(spec: MatrixSpec, batches: tuple[int, ...], name: str) -> MatrixSpec:
@@ -137,10 +143,10 @@ def broadcast_to(spec: MatrixSpec, batches: tuple[int, ...], name: str) -> Matri
         InvalidOperandError: its batch dimensions do not broadcast to them.
     """
     own = spec.shape[:-2]
-    missing = len(batches) - len(own)
-    if missing < 0 or any(x not in (1, y) for x, y in zip(own, batches[missing:], strict=True)):
+    if not broadcasts_to(own, batches):
         raise InvalidOperandError(f"batch dimensions {own} of {name} do not broadcast to {batches}")
-    strides = (0,) * missing + tuple(0 if x == 1 else s for x, s in zip(own, spec.strides[:-2], strict=True))
+    pairs = zip(own, spec.strides[:-2], strict=True)
+    strides = (0,) * (len(batches) - len(own)) + tuple(0 if extent == 1 else stride for extent, stride in pairs)
     return MatrixSpec(batches + spec.shape[-2:], strides + spec.strides[-2:], spec.dtype, spec.alignment)
 
 

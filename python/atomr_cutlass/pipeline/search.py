@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from .. import _core
 from ..errors import CutlassError, KernelNotFoundError, UnsupportedError
@@ -23,6 +23,9 @@ from .reduction import BatchInvariant
 F = TypeVar("F")
 
 OTHER_OP = no("it is a kernel of another operation")
+
+Rule: TypeAlias = tuple[bool, str]
+"""Whether a kernel meets a rule, and the reason that it is refused for otherwise."""
 
 LEAST_SECONDS = 1e-6
 """That no launch is estimated to stay below."""
@@ -192,6 +195,18 @@ class ExactSearch(KernelSearch[None]):
         if best is None:
             return UnsupportedError(self.reason())
         return KernelNotFoundError(f"the table lacks {best.key.name}, and it must not be compiled: {remedy}")
+
+
+def checked(rules: Iterable[Rule]) -> Status:
+    """The refusal by the first rule that is not met, which came the closer the more were; OK where all are."""
+    for passed, (met, reason) in enumerate(rules):
+        if not met:
+            return _refused(reason, passed)
+    return OK
+
+
+_refused = functools.cache(no)
+"""Thousands of kernels are refused for a few reasons."""
 
 
 @functools.cache

@@ -111,7 +111,7 @@ class GatedGemmRequest(GemmRequest):
 
     def scales(self) -> Scales:
         """The scales that a plan is called with, dense, without amax."""
-        return dataclasses.replace(super().scales(), amax=None)
+        return super().scales()._replace(amax=None)
 
     def fusion(self) -> None:
         """None: the epilogue of `problem` has the gate, which has no arrays."""

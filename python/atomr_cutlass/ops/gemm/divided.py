@@ -41,7 +41,7 @@ def formulations(whole: GemmProblem) -> list[GemmFormulation]:
         or (whole.acc, d.dtype) not in PAIRS
         or 2 * bytes_of(d.shape, whole.acc) > estimate.DIVIDED_MOST_BYTES
         or d.alignment % ALIGNMENT
-        or not _dense(d.shape, d.strides)
+        or not any(is_dense(d.shape[-2:][::step], d.strides[-2:][::step]) for step in (1, -1))
         or (whole.c is not None and (whole.c.alignment % ALIGNMENT or whole.c.strides[-2:] != d.strides[-2:]))
     ):
         return []
@@ -50,30 +50,15 @@ def formulations(whole: GemmProblem) -> list[GemmFormulation]:
     return [formulation._replace(divided=True, problem=whole) for formulation in found]
 
 
-def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether a matrix has no gaps, row- or column-major."""
-    rows, columns = shape[-2:]
-    return is_dense((rows, columns), strides[-2:]) or is_dense((columns, rows), strides[-2:][::-1])
-
-
 @functools.lru_cache(64)
 def sums(acc: CutlassDtype, dtype: CutlassDtype, device: Device) -> ExactSearch:
     """The kernel that adds slices of one type up into another."""
     return ExactSearch(lambda arch: cast(arch, acc, dtype), device)
 
 
-def adder(whole: GemmProblem, *, backend: str, jit: str | None) -> Candidate[None]:
-    """The kernel that adds up a problem's slices; `backend` and `jit` are the plan's."""
-    return select.choose(sums(whole.acc, whole.d.dtype, devices.get(whole.device)), backend=backend, jit=jit)
-
-
 def alignment(candidate: Candidate[GemmFormulation], dtype: CutlassDtype) -> int:
     """Elements of a type that C and D must be aligned to: for the kernel itself, or for the one that adds up."""
-    return _vector(dtype) if candidate.formulation.divided else candidate.key.align_d
-
-
-def _vector(dtype: CutlassDtype) -> int:
-    return ALIGNMENT * 8 // dtype.bits
+    return ALIGNMENT * 8 // dtype.bits if candidate.formulation.divided else candidate.key.align_d
 
 
 def add_steps(
@@ -82,9 +67,10 @@ def add_steps(
     candidate: Candidate[GemmFormulation],
     args: dict[str, Any],
     addresses: tuple[Address, Address, Address | None, Address],
-    adder: Candidate[None],
     *,
     unmultiplied: bool,
+    backend: str,
+    jit: str | None,
 ) -> None:
     """Adds the launches of both kernels to a plan.
 
@@ -94,12 +80,15 @@ def add_steps(
         candidate: the kernel, with its slices.
         args: its arguments; those of addresses and scalars are set here.
         addresses: of a, b, c where there may be one, and out.
-        adder: the kernel that adds up.
         unmultiplied: whether there are calls whose alpha is 0.
+        backend: of the plan, like `jit`.
+        jit: see there.
     """
     a, b, c, out = addresses
+    adder = select.choose(sums(whole.acc, whole.d.dtype, devices.get(whole.device)), backend=backend, jit=jit)
     count, formulation = math.prod(whole.d.shape), candidate.formulation
-    stride = problem.round_up(count, _vector(whole.acc))  # the kernel that adds up reads vectors of each slice
+    # The kernel that adds up reads vectors of each slice.
+    stride = problem.round_up(count, ALIGNMENT * 8 // whole.acc.bits)
     sliced = steps.temporary(candidate.split_k * stride * whole.acc.bits // 8)
     first, second = (b, a) if formulation.swapped else (a, b)
     steps.launch(

@@ -5,33 +5,31 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ... import _core
 from ...arrays import fp4, operands
-from ...arrays.arguments import check_devices, views_of
-from ...arrays.numerics import AnyArray
+from ...arrays.arguments import check_devices, check_out, result_dtype, views_of
+from ...arrays.numerics import AnyArray, math_mode
 from ...arrays.operands import CPU, CUDA
 from ...checks import NUMBERS
-from ...errors import UnsupportedError, require
+from ...errors import InvalidOperandError, UnsupportedError, require
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.key import ROW
-from ...generator.rules import accumulator, gemm_types, supports_layouts
+from ...generator.rules import FP8_TYPES, accumulator, gemm_types, supports_layouts
 from ...pipeline import devices, reduction
 from ...pipeline.call import stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.invocation import Call, Result
 from ...pipeline.plan import Plan
+from ...pipeline.problem import broadcast_batches, broadcasts_to
 from ..product import Product
-from .arguments import SCALES, Operation, check_single, operation_of, problem_of, scales_of
+from .arguments import check_single, problem_of, scales_of
 from .plans import make
-
-if TYPE_CHECKING:
-    from ...epilogue.bind import BoundEpilogue
-    from ...epilogue.results import MatrixResult
+from .scaled import SCALES
 
 _PRODUCT = ("a", "b", "scale_a", "scale_b", "scale_d")
 """Names that operands of an epilogue cannot have."""
@@ -128,63 +126,58 @@ class _Gemm(Product):
     """A product, parsed.
 
     Attributes:
-        operation: the arrays, as `Operation` has them; its views are those of the product and of `out`.
+        dtypes: element types of A and B.
+        own: the product's arrays: an operand of a tree may be called `c` or `amax`; then the product has none.
     """
 
-    operation: Operation
+    dtypes: tuple[CutlassDtype, CutlassDtype]
+    own: dict[str, _core.Operand]
 
     def check_kernels(self) -> None:
-        operation = self.operation
-        fused = self.epilogue is not None
-        require(gemm_types(operation.dtype, operation.dtype_b, self.result, self.math, tree=fused))
-        if operation.dtype is fp4.FP4:
-            view = operation.views["a"]
+        require(gemm_types(*self.dtypes, self.result, self.math, tree=self.epilogue is not None))
+        if self.dtypes[0] is fp4.FP4:
+            view = self.own["a"]
             fp4.check_arch(devices.require_arch(devices.get(view.device if view.device_type == CUDA else 0)))
-            fp4.check_given(operation.views)
+            fp4.check_given(self.own)
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
-        # A tree's operand may be called c or amax; then the product has none.
-        own = {name: views[name] for name in ("a", "b", "c", *SCALES) if name in self.operation.views}
-        problem = problem_of({**own, RESULT: views[RESULT]}, self.math)
-        if self.epilogue is None and self.call.scalars[0] == 0:
-            own = self._unscaled(own)
-        fusion = None if self.epilogue is None else self.epilogue.fusion(views)
+        own = {name: view for name, view in views.items() if name in self.own or name == RESULT}
+        problem = problem_of(own, self.math)
         alpha, beta = self.call.scalars
+        follows = self.epilogue is not None or {"scale_d", "amax"} & set(own)
+        if alpha == 0 and not follows and self.dtypes[0] is not fp4.FP4:
+            # BLAS: A and B are not read, and so neither are their scales.
+            own = {name: view for name, view in own.items() if name not in SCALES}
+        fusion = None if self.epilogue is None else self.epilogue.fusion(views)
         how: dict[str, Any] = {"alpha": alpha, "beta": beta, "of_call": True, **self.call.planning}
         return make(problem, scales_of(problem, own), fusion, like=like, stream=stream, **how)
 
-    def _unscaled(self, own: dict[str, _core.Operand]) -> dict[str, _core.Operand]:
-        """BLAS: with an alpha of 0, A and B are not read, and so neither are their scales."""
-        if {"scale_d", "amax"} & set(own) or self.operation.dtype is fp4.FP4:
-            return own
-        return {name: view for name, view in own.items() if name not in SCALES}
-
     def uploaded(self) -> dict[str, _core.Operand]:
         # 8-bit kernels want B contiguous along K.
-        columns = {"b"} if not supports_layouts("sm80", self.operation.dtype, ROW, ROW) else set()
+        columns = {"b"} if not supports_layouts("sm80", self.dtypes[0], ROW, ROW) else set()
         arrays = {name: operands.to_numpy(view) for name, view in self.inputs.items()}
-        if self.operation.dtype is fp4.FP4:
+        if self.dtypes[0] is fp4.FP4:
             arrays, columns = fp4.gpu_forms(arrays), {"b"}
         return {name: operands.upload(array, 0, columns=name in columns) for name, array in arrays.items()}
 
     def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:
-        if "amax" in self.operation.views:
+        if "amax" in self.own:
             operands.clear_async(views["amax"], stream)
         super().write_nothing(views, stream)
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
         from . import reference as gemm_reference  # which no GPU call needs
 
-        operation, options = self.operation, self.call.options
-        if operation.dtype is fp4.FP4 and self.on_gpu:
+        options = self.call.options
+        if self.dtypes[0] is fp4.FP4 and self.on_gpu:
             host = fp4.plain_forms(host)
         scale_a, scale_b, scale_d = (host.get(name, self.call.arrays[name]) for name in SCALES[:3])
         scale_d = None if scale_d is None else float(np.asarray(scale_d).reshape(()))
         how = {
             "alpha": options.alpha, "beta": options.beta, "scale_a": scale_a, "scale_b": scale_b, "math": self.math
         }  # fmt: skip
-        product = host["a"], host["b"], host.get("c") if "c" in operation.views else None
-        if "amax" not in operation.views:  # else it is an epilogue's, or not wanted
+        product = host["a"], host["b"], host.get("c") if "c" in self.own else None
+        if "amax" not in self.own:  # else it is an epilogue's, or not wanted
             return self.evaluated(host, functools.partial(gemm_reference.gemm, *product, **how), scale_d=scale_d)
         how |= {"bias": host.get("bias"), "activation": options.activation, "out_dtype": self.result}
         computed, amax = gemm_reference.gemm_with_amax(*product, **how, scale_d=scale_d)
@@ -203,38 +196,66 @@ def _parse(call: Call) -> _Gemm:
         given["bias"] = arrays["bias"]
     given |= {name: arrays[name] for name in SCALES[:3] if not isinstance(arrays[name], NUMBERS)}
     views = views_of(given, ("a", "b"))
-    if fp4.among(views):
-        check_devices(views)
-        views = fp4.host_views(views) if views["a"].device_type == CPU else views
-    operation = operation_of(
-        views, options.out_dtype, options.precision, fast_accum=options.fast_accum, fused=call.follows
-    )  # fmt: skip
+    check_devices(views)
+    if fp4.among(views) and views["a"].device_type == CPU:
+        views = fp4.host_views(views)
+    dtypes = _element_types(views)
+    shape = _result_shape(views)
+    if "out" in views:
+        check_out(views, ("a", "b", "c", "bias"))
+    math = math_mode(dtypes[0], options.precision, fast_accum=options.fast_accum)
+    result = result_dtype(views, options.out_dtype, dtypes[0], fused=call.follows)
     check_single(views)
-    results = {"amax": Result(views["amax"].shape, views["amax"].dtype, arrays["amax"], views["amax"])} if (
-        "amax" in views
-    ) else {}  # fmt: skip
-    results[RESULT] = Result(operation.shape, operation.result.dlpack, call.out, views.get(RESULT))
+    results = {RESULT: Result(shape, result.dlpack, call.out, views.get(RESULT))}
+    if "amax" in views:
+        results = {"amax": Result(views["amax"].shape, views["amax"].dtype, arrays["amax"], views["amax"])} | results
     parsed = _Gemm(
         call=call,
-        inputs={name: view for name, view in views.items() if name not in ("amax", RESULT)},
+        inputs={name: view for name, view in views.items() if name not in results},
         results=results,
-        result=operation.result,
-        math=operation.math,
-        operation=operation,
+        result=result,
+        math=math,
+        dtypes=dtypes,
+        own={name: view for name, view in views.items() if name not in (RESULT, "bias")},
     )
-    return parsed.followed_by(_bound(call, operation)) if call.binds else parsed
+    if not call.binds:
+        return parsed
+    from ...epilogue import bind  # trees and the tracer
+    from ...epilogue.results import MatrixResult
+
+    bind.refuse_scale_d(arrays["scale_d"])
+    acc = accumulator(dtypes[0])
+    bound = bind.bind(call, MatrixResult(shape), views, taken=_PRODUCT, out_dtype=result, acc=acc)
+    return parsed.followed_by(bound)
 
 
-def _bound(call: Call, operation: Operation) -> BoundEpilogue[MatrixResult]:
-    """The epilogue of a call with its arrays."""
-    from ...epilogue import bind, results  # trees and the tracer
+def _element_types(views: dict[str, _core.Operand]) -> tuple[CutlassDtype, CutlassDtype]:
+    a, b = (fp4.element_type(views[name], name) for name in "ab")
+    if a is not b and fp4.FP4 in (a, b):
+        raise InvalidOperandError(
+            f"a is {a.value} and b is {b.value}: fp4 is multiplied by fp4 only; quantize both alike"
+        )
+    if a is not b and not {a, b} <= set(FP8_TYPES):
+        raise InvalidOperandError(f"a is {a.value} and b is {b.value}: both must have one dtype, but for two of fp8")
+    return a, b
 
-    bind.refuse_scale_d(call.arrays["scale_d"])
-    return bind.bind(
-        call,
-        results.MatrixResult(operation.shape),
-        operation.views,
-        taken=_PRODUCT,
-        out_dtype=operation.result,
-        acc=accumulator(operation.dtype),
-    )
+
+def _result_shape(views: dict[str, _core.Operand]) -> tuple[int, ...]:
+    a, b = views["a"].shape, views["b"].shape
+    for name in ("a", "b"):
+        if len(views[name].shape) < 2:
+            raise InvalidOperandError(f"{name} has shape {views[name].shape}; expected at least 2 dimensions")
+    if a[-1] != b[-2]:
+        raise InvalidOperandError(f"K disagrees: a {a} has {a[-1]} columns, b {b} has {b[-2]} rows")
+    shape = (*broadcast_batches(a[:-2], b[:-2]), a[-2], b[-1])
+    if "c" in views:
+        c = views["c"].shape
+        if len(c) < 2 or c[-2:] != shape[-2:]:
+            raise InvalidOperandError(f"c has shape {c}; expected (..., {shape[-2]}, {shape[-1]})")
+        if not broadcasts_to(c[:-2], shape[:-2]):
+            raise InvalidOperandError(f"c has shape {c}, whose batch dimensions do not broadcast to {shape}")
+    if "out" in views and views["out"].shape != shape:
+        raise InvalidOperandError(f"out has shape {views['out'].shape}; the result has {shape}")
+    if "bias" in views and views["bias"].shape != shape[-1:]:
+        raise InvalidOperandError(f"bias has shape {views['bias'].shape}; expected ({shape[-1]},)")
+    return shape

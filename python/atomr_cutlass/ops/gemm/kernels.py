@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...arrays import fp4
@@ -14,18 +14,15 @@ from ...generator.families import gemm_sm80, gemm_sm90
 from ...generator.families.base import DEFAULT
 from ...generator.key import ROW, KernelKey, shared_memory
 from ...generator.matrix import cells
-from ...generator.rules import NOT_GATED, Status, gemm_types, no, supports_layouts, supports_tree
+from ...generator.rules import NOT_GATED, gemm_types, supports_layouts, supports_tree
 from ...pipeline import devices, estimate, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, flipped
-from ...pipeline.search import KernelSearch
+from ...pipeline.search import KernelSearch, Rule
 from . import divided, transposed
 from .search import GemmCandidate, ProductSearch, cells_of
 
 OP = "gemm"
-
-_UNDIVIDED = no("it divides K into no slices side by side")
-_NO_SLICES = no("no slices of K fill the GPU", 9)
 
 _OUTER = str.maketrans("ab", "MN")
 """The extent of an operand beside K."""
@@ -49,26 +46,24 @@ class GemmSearch(ProductSearch):
             return found
         return [*found, *transposed.with_copies(divided.formulations(problem), self.device)]
 
-    def matches(self, key: KernelKey, formulation: GemmFormulation) -> Status:
-        if formulation.divided and not (gemm_sm80.divides(key) or gemm_sm90.divides(key)):
-            return _UNDIVIDED
-        return super().matches(key, formulation)
+    def rules(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:
+        divides = not formulation.divided or gemm_sm80.divides(key) or gemm_sm90.divides(key)
+        yield divides, "it divides K into no slices side by side"
+        yield from super().rules(key, formulation)
 
-    def supports(self, key: KernelKey, formulation: GemmFormulation) -> Status:
-        """As of other products; what is divided fills the device with slices that are long enough."""
-        status = super().supports(key, formulation)
-        if status and formulation.divided and not estimate.slices(key, formulation.extents, self.device):
-            return _NO_SLICES
-        return status
+    def rules_of_extents(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:
+        yield from super().rules_of_extents(key, formulation)
+        fills = not formulation.divided or bool(estimate.slices(key, formulation.extents, self.device))
+        yield fills, "no slices of K fill the GPU"
 
     def helpers(self, formulation: GemmFormulation) -> Sequence[KernelSearch[Any]]:
         """The kernel that adds up slices, or that copies an operand."""
-        copies = (transposed.helper(formulation, self.device),) if formulation.copied is not None else ()
-        return (
-            (*copies, divided.sums(self.problem.acc, self.problem.d.dtype, self.device))
-            if formulation.divided
-            else copies
-        )
+        helpers = []
+        if formulation.copied is not None:
+            helpers.append(transposed.helper(self.problem.a.dtype, self.device))
+        if formulation.divided:
+            helpers.append(divided.sums(self.problem.acc, self.problem.d.dtype, self.device))
+        return helpers
 
     def of_many_rows(self) -> Sequence[Sequence[GemmFormulation]]:
         """The formulations, as if there were at least two rows: a single one leaves layouts and alignments open.
@@ -115,10 +110,8 @@ class GemmSearch(ProductSearch):
             return UnsupportedError(
                 "c and out have different layouts, and kernels read one as they write the other: copy c"
             )
-        for formulation in possible:
-            layouts = supports_layouts("sm80", problem.a.dtype, formulation.layout_a, formulation.layout_b)
-            if layouts:
-                break
+        of_layouts = (supports_layouts("sm80", problem.a.dtype, put.layout_a, put.layout_b) for put in possible)
+        layouts = max(of_layouts, key=bool)
         wanted = self.nearest(target)
         if wanted is None:
             of_fp4 = fp4.refusal(problem, possible, target) if problem.a.dtype is fp4.FP4 else ""

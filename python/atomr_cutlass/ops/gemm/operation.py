@@ -25,9 +25,7 @@ from ..request import GemmEpilogue
 from .kernels import GemmSearch
 from .plans import make
 from .request import GemmLayout, GemmRequest, GemmShape
-from .scaled import NO_SCALES, Scale
-
-SCALES = ("scale_a", "scale_b", "scale_d", "amax")
+from .scaled import NO_SCALES, SCALES, Scale
 
 
 def refuse_columns(layout: GemmLayout) -> None:
@@ -99,15 +97,9 @@ class GemmOperation(PlannedOperation[GemmRequest]):
 
     def operands(self, request: GemmRequest) -> tuple[OperandSlot, ...]:
         problem, scales = request.problem(0), request.scales()
-        if problem.a.dtype is fp4.FP4:
-            slots = [_packed("a", problem.a), _packed("b", problem.b)]
-        else:
-            slots = [OperandSlot("a", (problem.a,)), OperandSlot("b", (problem.b,))]
+        slots = [_operand("a", problem.a), _operand("b", problem.b)]
         slots += [OperandSlot("c", (problem.c,))] if problem.c is not None else []
-        for name, scale in zip(SCALES, (scales.a, scales.b, scales.d, scales.amax), strict=True):
-            if scale is not None:
-                element = BYTE if scale.dtype == BYTE else None
-                slots.append(OperandSlot(name, (_scale_spec(scale),), written=name == "amax", element=element))
+        slots += [_scale(name, scale) for name, scale in zip(SCALES, scales, strict=True) if scale is not None]
         return (*slots, *epilogue_slots(request.fusion()), OperandSlot("out", (problem.d,), written=True))
 
     def optional_names(self, request: GemmRequest) -> tuple[str, ...]:
@@ -161,14 +153,15 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         return (GemmProbe if request.tree is None else FusedGemmProbe)(request, arrays)
 
 
-def _scale_spec(scale: Scale) -> MatrixSpec:
-    if scale.form == "swizzled":
-        dtype = CutlassDtype.from_dlpack(*scale.dtype) or CutlassDtype.I8
-        return MatrixSpec(scale.shape, scale.strides, dtype, fp4.SCALE_ALIGNMENT)
-    return MatrixSpec(scale.shape, scale.strides, CutlassDtype.F32, 4)
+def _scale(name: str, scale: Scale) -> OperandSlot:
+    dtype = CutlassDtype.from_dlpack(*scale.dtype) or CutlassDtype.I8
+    spec = MatrixSpec(scale.shape, scale.strides, dtype, scale.alignment)
+    return OperandSlot(name, (spec,), written=name == "amax", element=BYTE if scale.dtype == BYTE else None)
 
 
-def _packed(name: str, spec: MatrixSpec) -> OperandSlot:
+def _operand(name: str, spec: MatrixSpec) -> OperandSlot:
+    if spec.dtype is not fp4.FP4:
+        return OperandSlot(name, (spec,))
     return OperandSlot(name, (MatrixSpec(*fp4.packed(spec, name), CutlassDtype.I8),), element=BYTE)
 
 

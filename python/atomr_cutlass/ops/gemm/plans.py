@@ -133,8 +133,7 @@ def from_candidate(
     def scale(name: str, spec: Scale | None, role: str = "input") -> Address | None:
         if spec is None:
             return None
-        alignment = fp4.SCALE_ALIGNMENT if spec.form == "swizzled" else 4
-        return steps.slot(name, spec.shape, spec.strides, spec.dtype, alignment=alignment, role=role)
+        return steps.slot(name, spec.shape, spec.strides, spec.dtype, alignment=spec.alignment, role=role)
 
     align_a, align_b = transposed.alignments(key, formulation)
     align_d = divided.alignment(candidate, problem.d.dtype)
@@ -153,8 +152,8 @@ def from_candidate(
     if amax is not None:
         steps.clear(amax, 4)
 
-    copies = transposed.Copies(steps, formulation, backend=how.backend, jit=how.jit)
-    adder = divided.adder(problem, backend=how.backend, jit=how.jit) if formulation.divided else None
+    kernels: dict[str, Any] = {"backend": how.backend, "jit": how.jit}
+    read_by = transposed.copies(steps, formulation, **kernels)
     unmultiplied = how.alpha == 0 or not how.of_call
     common: dict[str, Any] = dict(product_args(formulation, candidate))
     narrower = PER_PAIR if is_gated(epilogue) else 1
@@ -176,17 +175,17 @@ def from_candidate(
         products.append(args)
         if problem.k == 0:
             continue
-        read = copies.of(moved(a, at_a, problem.a.dtype), moved(b, at_b, problem.b.dtype), launch.count)
+        read = read_by(moved(a, at_a, problem.a.dtype), moved(b, at_b, problem.b.dtype), launch.count)
         sides = (read[0], scale_a, launch.scale_a, scales.a), (read[1], scale_b, launch.scale_b, scales.b)
         first, second = reversed(sides) if formulation.swapped else sides
         args = _operand_args("a", *first) | _operand_args("b", *second) | args
-        if adder is not None:
-            divided.add_steps(steps, problem, candidate, args, (*read, c, out), adder, unmultiplied=unmultiplied)
+        if formulation.divided:
+            divided.add_steps(steps, problem, candidate, args, (*read, c, out), unmultiplied=unmultiplied, **kernels)
             continue
         if plain and formulation.copied is None:
             args["settled"] = settled(b, A_SETTLED if formulation.swapped else B_SETTLED)
         steps.launch(candidate, args, main=formulation.copied is not None, when=PRODUCT if plain else ALWAYS)
-    if plain and adder is None and (problem.k == 0 or unmultiplied):
+    if plain and not formulation.divided and (problem.k == 0 or unmultiplied):
         nothing, size = _null_product(candidate)
         zeros = steps.zeros(size)
         for args in products:

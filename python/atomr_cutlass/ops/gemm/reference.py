@@ -190,21 +190,13 @@ def _integer_gemm(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms
     # A product is at most 2**14, so sums of fewer than 2**39 of them are exact in float64, which has a fast matmul.
     d = np.matmul(to_float64(a), to_float64(b)).astype(np.int64)
     # int64 wraps modulo 2**64, which leaves the low 32 bits right whatever overflows.
-    d *= _wrapped(alpha)
+    d *= np.int64(int(alpha) % 2**32)
     if c is not None and beta != 0:
-        d += _wrapped(beta) * c.astype(np.int64)
+        d += np.int64(int(beta) % 2**32) * c.astype(np.int64)
     if bias is not None:
         d += bias.astype(np.int64)
     wrapped: AnyArray = d.astype(np.int32)
-    if activation == "relu":
-        wrapped = np.maximum(wrapped, np.int32(0))
-    return wrapped
-
-
-def _wrapped(value: float) -> np.int64:
-    """A whole number modulo 2**32, as a signed 32-bit value."""
-    wrapped: np.int64 = np.int64((int(value) + 2**31) % 2**32 - 2**31)
-    return wrapped
+    return np.maximum(wrapped, np.int32(0)) if activation == "relu" else wrapped
 
 
 def _check_problem(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms) -> tuple[int, ...]:

@@ -22,13 +22,13 @@ from ...generator.rules import FP8_TYPES, gemm_types
 from ...pipeline.call_options import documented
 from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
-from ...pipeline.problem import GemmProblem, MatrixSpec
+from ...pipeline.problem import GemmProblem, MatrixSpec, row_major
 from ...pipeline.reduction import is_batch_invariant
 from ..quantize.reference import BLOCK, VECTOR, swizzled_size
 from ..request import OperationRequest, expect_extent, math_of
 from .kernels import GemmSearch
 from .plans import search_for
-from .scaled import NO_SCALES, Scale, Scales
+from .scaled import Scale, Scales
 
 FP8_SCALINGS = (None, "tensor", "vector", "block")
 SCALINGS = (*FP8_SCALINGS, *fp4.SCALINGS)
@@ -182,40 +182,29 @@ class GemmRequest(OperationRequest):
 
     def scales(self) -> Scales:
         """The scales that a plan is called with, dense."""
-        if self.scaling is None and not self.quantized:
-            return NO_SCALES
-        shape = self.shape
+        m, n, k = self.shape.m, self.shape.n, self.shape.k
         kind = fp4.SCALINGS.get(self.scaling or "")
         if kind is not None:
-            return Scales(*(self._swizzled(rows, kind) for rows in (shape.m, shape.n)))
-        k_blocks, n_blocks = -(-shape.k // BLOCK), -(-shape.n // BLOCK)
-        extents = {
+            batch = () if self.shape.batch == 1 else (self.shape.batch,)
+            dtype = BYTE if kind is ScaleType.UE8M0 else kind.dlpack  # as `quantize` returns them
+            shapes = ((*batch, swizzled_size(rows, -(-k // VECTOR[kind]))) for rows in (m, n))
+            return Scales(*(Scale(shape, row_major(shape), "swizzled", dtype) for shape in shapes))
+        k_blocks, n_blocks = -(-k // BLOCK), -(-n // BLOCK)
+        of_forms: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
             "tensor": ((1,), (1,)),
-            "vector": ((shape.m, 1), (1, shape.n)),
-            "block": ((shape.m, k_blocks), (k_blocks, n_blocks)),
+            "vector": ((m, 1), (1, n)),
+            "block": ((m, k_blocks), (k_blocks, n_blocks)),
         }
-
-        def dense(extent: tuple[int, ...], form: str) -> Scale:
-            return Scale(extent, (extent[-1], 1)[-len(extent) :], form)
-
-        single = dense((1,), "tensor") if self.quantized else None
+        single = Scale((1,), (1,), "tensor") if self.quantized else None
         if self.scaling is None:
             return Scales(d=single, amax=single)
-        a, b = (dense(extent, self.scaling) for extent in extents[self.scaling])
+        a, b = (Scale(shape, row_major(shape), self.scaling) for shape in of_forms[self.scaling])
         return Scales(a, b, single, single)
 
     def fusion(self) -> Fusion | None:
         """The epilogue tree with the dense arrays that a plan is called with; None without a tree."""
         d = self.problem(0).d
         return None if self.tree is None else MatrixResult(d.shape).dense(self.tree, d)
-
-    def _swizzled(self, rows: int, kind: ScaleType) -> Scale:
-        size = swizzled_size(rows, -(-self.shape.k // VECTOR[kind]))
-        # As `quantize` returns them.
-        dtype = BYTE if kind is ScaleType.UE8M0 else kind.dlpack
-        if self.shape.batch == 1:
-            return Scale((size,), (1,), "swizzled", dtype)
-        return Scale((self.shape.batch, size), (size, 1), "swizzled", dtype)
 
     def plan_key(self) -> PlanKey:
         """The key of this request's plan. Needs no GPU."""

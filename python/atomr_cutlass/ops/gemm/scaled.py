@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...arrays import fp4
 from ...epilogue import bound as fused
@@ -18,7 +19,8 @@ from ..quantize.reference import BLOCK, VECTOR
 PER_PAIR = 2
 """Columns of a gated product that make one of D."""
 
-FLOAT = CutlassDtype.F32
+SCALES = ("scale_a", "scale_b", "scale_d", "amax")
+"""Scale arrays in the order in which plans take them."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,16 @@ class Scale:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     form: str
-    dtype: tuple[int, int] = FLOAT.dlpack
+    dtype: tuple[int, int] = CutlassDtype.F32.dlpack
+
+    @property
+    def alignment(self) -> int:
+        """Bytes that its address must be a multiple of."""
+        return fp4.SCALE_ALIGNMENT if self.form == "swizzled" else 4
 
 
-@dataclass(frozen=True)
-class Scales:
-    """The scales of a GEMM that are arrays; None where there is none.
+class Scales(NamedTuple):
+    """The scales of a GEMM that are arrays, in the order of SCALES; None where there is none.
 
     Attributes:
         a, b: of A and B.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Hashable, Iterable, Sequence
+import itertools
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from ...epilogue.bound import has_scales
@@ -17,25 +18,16 @@ from ...generator.epilogue.common import common_of, form_of, wider
 from ...generator.families import gemm_sm90
 from ...generator.key import KernelKey
 from ...generator.matrix import supports, with_epilogue
-from ...generator.rules import FEW, FP8_TYPES, OK, Status, no
+from ...generator.rules import FEW, FP8_TYPES, Status
 from ...pipeline import estimate
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.problem import GemmFormulation, GemmProblem, formulations
-from ...pipeline.search import OTHER_OP, KernelSearch, matrix
+from ...pipeline.search import OTHER_OP, KernelSearch, Rule, checked, matrix
 
 GemmCandidate: TypeAlias = "Candidate[GemmFormulation]"
 
 STREAM_K_SLICES = (1, 2, 4, 8)
-
-_OTHER_TYPES = no("its element types differ", 1)
-_OTHER_MATH = no("its math mode differs", 2)
-_OTHER_EPILOGUE = no("its epilogue differs", 3)
-_OTHER_SCALES = no("its scales differ", 4)
-_BLOCKS_SWAPPED = no("blocks of scales are not alike for A and B, which cannot change places then", 5)
-_OTHER_LAYOUTS = no("its layouts differ", 6)
-_OTHER_ALIGNMENT = no("its alignment is wider than that of the operands", 7)
-_MANY_ROWS = no("it is for few rows or columns of D", 8)
 
 
 class ProductSearch(KernelSearch[GemmFormulation]):
@@ -86,11 +78,41 @@ class ProductSearch(KernelSearch[GemmFormulation]):
                 groups.append(self.put(problem))
         return [*groups, self.put(problems[-1])]
 
+    def matches(self, key: KernelKey, formulation: GemmFormulation) -> Status:
+        return checked(self.rules(key, formulation))
+
     def supports(self, key: KernelKey, formulation: GemmFormulation) -> Status:
-        """Whether a kernel computes the problem as it is put here: one for few rows or columns wants few."""
-        status = self.matches(key, formulation)
-        many = key.mainloop == FEW and not estimate.kernel_of(key).is_few(formulation.m, formulation.n)
-        return _MANY_ROWS if status and many else status
+        return checked(itertools.chain(self.rules(key, formulation), self.rules_of_extents(key, formulation)))
+
+    def rules(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:
+        """What a kernel must be for types, layouts and alignments."""
+        problem, swapped = formulation.problem, formulation.swapped
+        first, second = (problem.b, problem.a) if swapped else (problem.a, problem.b)
+        yield key.op == self.op, OTHER_OP.reason
+        types = key.a is first.dtype and key.b is second.dtype and key.d is formulation.dtype_d
+        yield types, "its element types differ"
+        # Fast accumulation is allowed, not asked for.
+        yield key.math in (problem.math, "default" if problem.math == "fast" else ""), "its math mode differs"
+        if lower.is_common(key.epilogue):
+            follows = key.epilogue in _common(problem.epilogue, key.a, swapped=swapped) and has_scales(problem)
+        else:
+            follows = key.epilogue in (*_epilogues(problem.epilogue, swapped=swapped), wider(problem.epilogue))
+        yield follows, "its epilogue differs"
+        granularity = problem.scale_granularity
+        scales = key.scale_granularity == granularity and key.scale_type == problem.scale_type
+        yield scales, "its scales differ"
+        alike = not swapped or granularity[0] == granularity[1]
+        yield alike, "blocks of scales are not alike for A and B, which cannot change places then"
+        layouts = formulation.layout_a, formulation.layout_b, formulation.layout_d
+        yield (key.layout_a, key.layout_b, key.layout_d) == layouts, "its layouts differ"
+        unaligned = formulation.align_a % key.align_a or formulation.align_b % key.align_b
+        aligned = not (unaligned or formulation.align_d % key.align_d)
+        yield aligned, "its alignment is wider than that of the operands"
+
+    def rules_of_extents(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:
+        """What a kernel that is of the right types must be for the extents."""
+        suited = key.mainloop != FEW or estimate.kernel_of(key).is_few(formulation.m, formulation.n)
+        yield suited, "it is for few rows or columns of D"
 
     def extents(self, formulation: GemmFormulation) -> tuple[int, ...]:
         return formulation.extents
@@ -105,36 +127,6 @@ class ProductSearch(KernelSearch[GemmFormulation]):
             formulation.layout_a, formulation.layout_b, formulation.layout_d,
             formulation.align_a, formulation.align_b, formulation.align_d,
         )  # fmt: skip
-
-    def matches(self, key: KernelKey, formulation: GemmFormulation) -> Status:
-        """Whether types, layouts and alignments are those of a kernel."""
-        problem, swapped = formulation.problem, formulation.swapped
-        first, second = (problem.b, problem.a) if swapped else (problem.a, problem.b)
-        if key.op != self.op:
-            return OTHER_OP
-        if key.a is not first.dtype or key.b is not second.dtype or key.d is not formulation.dtype_d:
-            return _OTHER_TYPES
-        # Fast accumulation is allowed, not asked for.
-        if key.math != problem.math and (problem.math != "fast" or key.math != "default"):
-            return _OTHER_MATH
-        if lower.is_common(key.epilogue):
-            if not (key.epilogue in _common(problem.epilogue, key.a, swapped=swapped) and has_scales(problem)):
-                return _OTHER_EPILOGUE
-        elif key.epilogue not in (*_epilogues(problem.epilogue, swapped=swapped), wider(problem.epilogue)):
-            return _OTHER_EPILOGUE
-        if key.scale_granularity != problem.scale_granularity or key.scale_type != problem.scale_type:
-            return _OTHER_SCALES
-        if swapped and problem.scale_granularity[0] != problem.scale_granularity[1]:
-            return _BLOCKS_SWAPPED
-        if (key.layout_a, key.layout_b, key.layout_d) != (
-            formulation.layout_a,
-            formulation.layout_b,
-            formulation.layout_d,
-        ):
-            return _OTHER_LAYOUTS
-        if formulation.align_a % key.align_a or formulation.align_b % key.align_b or formulation.align_d % key.align_d:
-            return _OTHER_ALIGNMENT
-        return OK
 
     def cells(self, arch: SmArch, group: Sequence[GemmFormulation]) -> Iterable[Iterable[KernelKey]]:
         """The matrix's cells, which take over the problem's epilogue where that is a tree."""

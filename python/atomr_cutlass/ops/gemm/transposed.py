@@ -7,10 +7,9 @@ of whole vectors, which f16 and bf16 have along K though M or N is odd.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.families import transpose
 from ...generator.key import COLUMN, ROW, KernelKey
@@ -81,14 +80,10 @@ def _copy_of(formulation: GemmFormulation, *, first: bool) -> Iterator[GemmFormu
     size = rows * columns * dtype.bits // 8 * (formulation.batches.count if batch_stride else 1)
     copied = TransposedCopy("a" if first != formulation.swapped else "b", source, batch_stride, size)
     stride = rows * leading if batch_stride else 0
-    changes: dict[str, Any]
-    if first:
-        changes = {"layout_a": ROW if onto_k else COLUMN, "lda": leading, "align_a": line}
-        changes["batch_strides"] = (stride, *strides[1:])
-    else:
-        changes = {"layout_b": COLUMN if onto_k else ROW, "ldb": leading, "align_b": line}
-        changes["batch_strides"] = (strides[0], stride, *strides[2:])
-    yield formulation._replace(copied=copied, **changes)
+    strides = (stride, *strides[1:]) if first else (strides[0], stride, *strides[2:])
+    letter, layout = ("a", ROW if onto_k else COLUMN) if first else ("b", COLUMN if onto_k else ROW)
+    changes: dict[str, Any] = {f"layout_{letter}": layout, f"ld{letter}": leading, f"align_{letter}": line}
+    yield formulation._replace(copied=copied, batch_strides=strides, **changes)
 
 
 def is_first(formulation: GemmFormulation) -> bool:
@@ -101,22 +96,10 @@ def lies_along_k(formulation: GemmFormulation) -> bool:
     return formulation.layout_a == ROW if is_first(formulation) else formulation.layout_b == COLUMN
 
 
-def helper(formulation: GemmFormulation, device: Device) -> ExactSearch:
-    """The kernel that copies the operand of a formulation."""
-    return _helper(transpose.standing_for(formulation.problem.a.dtype), device)
-
-
 @functools.lru_cache(64)
-def _helper(dtype: CutlassDtype, device: Device) -> ExactSearch:
-    def make(arch: SmArch) -> KernelKey:
-        return transpose.transpose(arch, dtype)
-
-    return ExactSearch(make, device)
-
-
-def _bits(formulation: GemmFormulation) -> int:
-    """Of an element of the operand that is copied: both operands have as many."""
-    return formulation.problem.a.dtype.bits
+def helper(dtype: CutlassDtype, device: Device) -> ExactSearch:
+    """The kernel that copies operands of a type."""
+    return ExactSearch(lambda arch: transpose.transpose(arch, dtype), device)
 
 
 def alignments(key: KernelKey, formulation: GemmFormulation) -> tuple[int, int]:
@@ -129,33 +112,30 @@ def alignments(key: KernelKey, formulation: GemmFormulation) -> tuple[int, int]:
     return found["a"], found["b"]
 
 
-class Copies:
-    """The copies of a plan in the making, one before each of its products."""
+def copies(
+    steps: Steps, formulation: GemmFormulation, *, backend: str, jit: str | None
+) -> Callable[[Address, Address, int], tuple[Address, Address]]:
+    """What adds the copy before a product to a plan, if there is one, and tells where the kernel reads A and B.
 
-    def __init__(self, steps: Steps, formulation: GemmFormulation, *, backend: str, jit: str | None) -> None:
-        """For a plan of a formulation, which may want no copy; `backend` and `jit` are the plan's."""
-        self._steps, self._formulation, self._copied = steps, formulation, formulation.copied
-        if self._copied is None:
-            return
-        first = is_first(formulation)
-        extent = formulation.m if first else formulation.n
-        self._leading = formulation.lda if first else formulation.ldb
-        # Of the copy.
-        self._rows, self._columns = (extent, formulation.k) if lies_along_k(formulation) else (formulation.k, extent)
-        self._elements = self._rows * self._leading
-        batches = formulation.batches.count if self._copied.batch_stride else 1
-        self._target = steps.temporary(batches * self._elements * _bits(formulation) // 8)
-        self._kernel = select.choose(helper(formulation, devices.get(steps.device)), backend=backend, jit=jit)
+    It is given where the caller has them, and the number of batches; `backend` and `jit` are the plan's.
+    """
+    copied = formulation.copied
+    if copied is None:
+        return lambda a, b, _batches: (a, b)
+    extent, leading = (formulation.m, formulation.lda) if is_first(formulation) else (formulation.n, formulation.ldb)
+    rows, columns = (extent, formulation.k) if lies_along_k(formulation) else (formulation.k, extent)
+    dtype = formulation.problem.a.dtype  # both operands have as many bits
+    each = rows * leading
+    target = steps.temporary((formulation.batches.count if copied.batch_stride else 1) * each * dtype.bits // 8)
+    kernel = select.choose(helper(dtype, devices.get(steps.device)), backend=backend, jit=jit)
 
-    def of(self, a: Address, b: Address, batches: int) -> tuple[Address, Address]:
-        """A and B of so many batches as the kernel reads them, which the next step does."""
-        copied = self._copied
-        if copied is None:
-            return a, b
+    def copy(a: Address, b: Address, batches: int) -> tuple[Address, Address]:
         args = {
-            "m": self._columns, "n": 1, "k": self._rows, "batch": batches if copied.batch_stride else 1,
+            "m": columns, "n": 1, "k": rows, "batch": batches if copied.batch_stride else 1,
             "a": a if copied.operand == "a" else b, "lda": copied.leading, "batch_stride_a": copied.batch_stride,
-            "d": self._target, "ldd": self._leading, "batch_stride_d": self._elements,
+            "d": target, "ldd": leading, "batch_stride_d": each,
         }  # fmt: skip
-        self._steps.launch(self._kernel, args, when=PRODUCT)
-        return (self._target, b) if copied.operand == "a" else (a, self._target)
+        steps.launch(kernel, args, when=PRODUCT)
+        return (target, b) if copied.operand == "a" else (a, target)
+
+    return copy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ... import _core
 from ...arrays import operands
@@ -22,10 +22,7 @@ from ...pipeline.operand_table import spec_of
 from ...pipeline.plan import Plan
 from ..product import Product, refuse_scale_arrays
 from .kernels import make
-from .problem import VectorResult, check_shapes, check_types, product, result_shape
-
-if TYPE_CHECKING:
-    from ...epilogue.bind import BoundEpilogue
+from .problem import VectorResult, check_types, product, result_shape
 
 _PRODUCT = ("a", "x")
 
@@ -140,8 +137,7 @@ def _parse(call: Call) -> _Gemv:
         given["bias"] = arrays["bias"]
     views = views_of(given, _PRODUCT)
     check_devices(views)
-    shape = result_shape(views["a"].shape, views["x"].shape)
-    check_shapes({name: view.shape for name, view in views.items()}, shape)
+    shape = result_shape({name: view.shape for name, view in views.items()})
     dtype, other = (operands.dtype_of(views[name], name) for name in _PRODUCT)
     if dtype is not other:
         raise InvalidOperandError(f"a is {dtype.value} and x is {other.value}: both must have one dtype")
@@ -156,16 +152,12 @@ def _parse(call: Call) -> _Gemv:
         result=result,
         math=math_mode(dtype, options.precision),
     )
-    return parsed.followed_by(_bound(call, views, shape, result)) if call.binds else parsed
-
-
-def _bound(
-    call: Call, views: dict[str, _core.Operand], shape: tuple[int, ...], result: CutlassDtype
-) -> BoundEpilogue[VectorResult]:
-    """The epilogue of a call with its arrays."""
+    if not call.binds:
+        return parsed
     from ...epilogue import bind  # trees and the tracer
 
-    bind.refuse_scale_d(call.arrays["scale_d"])
+    bind.refuse_scale_d(arrays["scale_d"])
+    taken, acc = (*_PRODUCT, *SCALES), accumulator(dtype)
     own = {name: view for name, view in views.items() if name in (*_PRODUCT, "c", RESULT)}
-    taken, acc = (*_PRODUCT, *SCALES), accumulator(operands.dtype_of(views["a"], "a"))
-    return bind.bind(call, VectorResult(shape), own, taken=taken, out_dtype=result, acc=acc)
+    bound = bind.bind(call, VectorResult(shape), own, taken=taken, out_dtype=result, acc=acc)
+    return parsed.followed_by(bound)

@@ -45,10 +45,10 @@ class GemvOperation(PlannedOperation[GemvRequest]):
 
     def operands(self, request: GemvRequest) -> tuple[OperandSlot, ...]:
         problem = request.problem(0)
-        table = [OperandSlot("a", (transposed(problem.b),)), OperandSlot("x", (vector_of(problem.a),))]
-        table += [OperandSlot("c", (vector_of(problem.c),))] if problem.c is not None else []
+        specs = {"a": transposed(problem.b), "x": vector_of(problem.a)}
+        specs |= {"c": vector_of(problem.c)} if problem.c is not None else {}
         out = OperandSlot("out", (vector_of(problem.d),), written=True)
-        return (*table, *epilogue_slots(request.fusion()), out)
+        return (*(OperandSlot(name, (spec,)) for name, spec in specs.items()), *epilogue_slots(request.fusion()), out)
 
     def optional_names(self, request: GemvRequest) -> tuple[str, ...]:
         return ("a", "x", "c")

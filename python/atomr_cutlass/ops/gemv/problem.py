@@ -11,7 +11,7 @@ from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import Input, Output
 from ...generator.families.gemv import TYPES
-from ...pipeline.problem import GemmProblem, MatrixSpec, broadcast_batches, views
+from ...pipeline.problem import GemmProblem, MatrixSpec, broadcast_batches, broadcasts_to, views
 
 Shape = tuple[int, ...]
 
@@ -22,9 +22,11 @@ def product(specs: Mapping[str, MatrixSpec], math: str, device: int) -> GemmProb
     Raises:
         InvalidOperandError, UnsupportedError: an array that kernels cannot read, by its name.
     """
-    matrices = {name: spec if name == "a" else _row(spec) for name, spec in specs.items()}
-    for name, spec in matrices.items():
-        views(spec, name)
+    matrices = dict(specs)
+    for name, spec in specs.items():
+        if name != "a":
+            matrices[name] = dataclasses.replace(spec, shape=_as_row(spec.shape, 1), strides=_as_row(spec.strides, 0))
+        views(matrices[name], name)
     b = transposed(matrices["a"])
     return GemmProblem(a=matrices["x"], b=b, c=matrices.get("c"), d=matrices["out"], math=math, device=device)
 
@@ -56,34 +58,24 @@ def check_types(dtype: CutlassDtype, math: str) -> None:
         )
 
 
-def result_shape(a: Shape, x: Shape) -> Shape:
-    """The extents of A x.
+def result_shape(shapes: Mapping[str, Shape]) -> Shape:
+    """The extents of A x, of the extents of arrays by name.
 
     Raises:
-        InvalidOperandError: they are no matrices and vectors, or do not fit.
+        InvalidOperandError: there are no matrices and vectors, or something does not fit; names the array.
     """
+    a, x, c = shapes["a"], shapes["x"], shapes.get("c")
     if len(a) < 2 or not x:
         raise InvalidOperandError(f"a has shape {a} and x {x}; expected (..., M, K) and (..., K)")
     if a[-1] != x[-1]:
         raise InvalidOperandError(f"K disagrees: a {a} has {a[-1]} columns, x {x} has {x[-1]} elements")
-    batches = _broadcast(a[:-2], x[:-1])
-    if batches is None:
-        raise InvalidOperandError(f"batch dimensions {a[:-2]} of a and {x[:-1]} of x do not broadcast")
-    return (*batches, a[-2])
-
-
-def check_shapes(shapes: Mapping[str, Shape], result: Shape) -> None:
-    """Refuses `c`, `out` and `bias` that do not fit the result.
-
-    Raises:
-        InvalidOperandError: names the array.
-    """
-    c = shapes.get("c")
-    if c is not None and (c[-1:] != result[-1:] or _broadcast(c[:-1], result[:-1]) != result[:-1]):
+    result = (*broadcast_batches(a[:-2], x[:-1], "x"), a[-2])
+    if c is not None and (c[-1:] != result[-1:] or not broadcasts_to(c[:-1], result[:-1])):
         raise InvalidOperandError(f"c has shape {c}; expected {result}, or batch dimensions that broadcast to it")
     for name, expected in (("out", result), ("bias", result[-1:])):
         if name in shapes and shapes[name] != expected:
             raise InvalidOperandError(f"{name} has shape {shapes[name]}; expected {expected}")
+    return result
 
 
 class VectorResult(MatrixResult):
@@ -112,11 +104,6 @@ class VectorResult(MatrixResult):
         return (*seen, (shape, strides))
 
 
-def _row(spec: MatrixSpec) -> MatrixSpec:
-    """A vector as a matrix of one row."""
-    return dataclasses.replace(spec, shape=_as_row(spec.shape, 1), strides=_as_row(spec.strides, 0))
-
-
 def _as_row(values: Sequence[int], extra: int) -> Shape:
     return (*values[:-1], extra, *values[-1:])
 
@@ -128,11 +115,3 @@ def _vector(values: Shape) -> Shape:
 
 def _turned(values: Shape) -> Shape:
     return (*values[:-2], values[-1], values[-2])
-
-
-def _broadcast(a: Shape, b: Shape) -> Shape | None:
-    """The batch dimensions of two arrays as NumPy broadcasts them, None if it does not."""
-    try:
-        return broadcast_batches(a, b)
-    except InvalidOperandError:
-        return None

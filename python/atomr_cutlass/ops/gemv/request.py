@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, field
 
-from ...checks import check_index
 from ...epilogue.bound import Fusion
 from ...generator.families.gemv import OP
 from ...pipeline.call_options import documented
@@ -80,7 +79,6 @@ class GemvRequest(OperationRequest):
 
     def problem(self, device: int) -> GemmProblem:
         """The problem on the GPU of this index, with dense operands, batches outermost."""
-        check_index(device, "device")
         return self.product.problem(device)
 
     def fusion(self) -> Fusion | None:

@@ -18,7 +18,8 @@ from ..pipeline import devices, table, verify
 from ..pipeline import plan as plans
 from ..pipeline.explanation import Explanation, explain
 from ..pipeline.operand_table import Arrays
-from ..pipeline.operation import Request, operation_of, request_from
+from ..pipeline.operation import operation_of, request_from
+from ..pipeline.request import Request
 from ..pipeline.request_options import RequestOptions
 from ..pipeline.verify import RunResult
 from . import info as installation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -257,26 +257,6 @@ class ImageResult(MatrixResult):
 def operand_names(tree: EpilogueVisitorTree) -> tuple[str, ...]:
     """The operands of a tree, inputs first."""
     return (*(operand.name for operand in tree.inputs), *(operand.name for operand in tree.outputs))
-
-
-def check_tree(tree: EpilogueVisitorTree, result: CutlassDtype, product: Collection[str]) -> None:
-    """Refuses a tree that does not go with a request.
-
-    Args:
-        tree: the tree.
-        result: element type of D.
-        product: the names of the product's operands.
-
-    Raises:
-        InvalidOperandError: it decides another element type, or has an operand of such a name.
-    """
-    if tree.result_dtype not in (None, result):
-        raise InvalidOperandError(f"the epilogue casts D to {tree.result_dtype.value}; out_dtype says {result.value}")
-    for name in operand_names(tree):
-        if name in product:
-            raise InvalidOperandError(
-                f"the epilogue has an operand {name!r}, which is the name of one of the product's: rename it"
-            )
 
 
 def _element(view: _core.Operand, name: str) -> CutlassDtype | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,12 @@ from ..arrays import operands
 from ..arrays.operands import BYTE, CPU, CUDA
 from ..errors import InvalidOperandError
 from .operand_table import OperandSlot
-from .operation import Request, operation_of
+from .operation import operation_of
 from .plan_cache import PlanKey
 from .problem import MatrixSpec
+
+if TYPE_CHECKING:
+    from .request import Request
 
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
 

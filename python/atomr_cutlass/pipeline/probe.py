@@ -18,7 +18,7 @@ from ..reference.tree_error import mismatches, tolerances
 from .operand_table import Array, Arrays
 
 if TYPE_CHECKING:
-    from .operation import Request
+    from .request import Request
 
 _PARTS = 32
 

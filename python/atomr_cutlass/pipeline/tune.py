@@ -26,8 +26,9 @@ from ..jit import files, locks
 from . import devices, profiler_csv, select, table, tuning, verify
 from .candidate import Candidate
 from .clock import Clock, cold_sets
-from .operation import PlannedOperation, Request, operation_of
+from .operation import PlannedOperation, operation_of
 from .plan_cache import kept_plans
+from .request import Request
 from .search import KernelSearch
 from .tuning import TuneRecord
 

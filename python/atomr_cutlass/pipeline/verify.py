@@ -16,11 +16,12 @@ from ..arrays import numerics, operands
 from ..reference.tolerance import Tolerance
 from . import devices
 from .operand_table import Array, Arrays, memory_order
-from .operation import PlannedOperation, Request, described, operation_of
+from .operation import PlannedOperation, described, operation_of
 from .plan import Plan
 from .planner import plan
 from .probe import Check
 from .problem import MatrixSpec
+from .request import Request
 
 Track = Callable[[Iterable[Arrays], int], Iterable[Arrays]]
 """Shows the progress of a loop: (its iterable, its length) -> the same items."""

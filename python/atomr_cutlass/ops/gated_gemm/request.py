@@ -10,9 +10,9 @@ from ...checks import expect
 from ...errors import InvalidOperandError, UnsupportedError
 from ...pipeline.call_options import documented
 from ...pipeline.problem import GemmProblem
+from ...pipeline.request import GemmEpilogue
 from ..gemm.request import GemmLayout, GemmRequest
 from ..gemm.scaled import PER_PAIR, Scales
-from ..request import GemmEpilogue
 from .problem import OP, REFUSES, check, gated
 
 

@@ -20,8 +20,8 @@ from ...pipeline.plan import Plan
 from ...pipeline.probe import Probe
 from ...pipeline.problem import MatrixSpec
 from ...pipeline.reduction import is_batch_invariant
+from ...pipeline.request import GemmEpilogue
 from ...pipeline.request_options import Option, RequestOptions
-from ..request import GemmEpilogue
 from .kernels import GemmSearch
 from .plans import make
 from .request import GemmLayout, GemmRequest, GemmShape

@@ -19,7 +19,9 @@ from .request_options import Option, RequestOptions
 if TYPE_CHECKING:  # signatures name types that only operations construct
     import numpy as np
 
+    from ..generator.key import KernelKey
     from .call import ParsedCall
+    from .candidate import Candidate
     from .devices import Device
     from .plan import Plan
     from .probe import Probe
@@ -180,6 +182,16 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
     def gpu_forms(self, request: RequestT, arrays: Arrays) -> Arrays:
         """The operands of `random_arrays` in the forms that plans take."""
         return arrays
+
+    def sample(self, key: KernelKey, epilogue: str, device: Device) -> tuple[RequestT, Candidate[Any]]:
+        """A small request whose tree is that of a kernel's epilogue, and the kernel as a candidate for it.
+
+        Args:
+            key: the kernel, which has a tree.
+            epilogue: the one with that tree, of those that the kernel computes.
+            device: where it is launched.
+        """
+        raise NotImplementedError
 
     @abc.abstractmethod
     def probe(self, request: RequestT, arrays: Arrays) -> Probe[RequestT]:

@@ -3,36 +3,52 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from ..arrays import numerics
+from .. import _core
+from ..arrays import numerics, operands
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import MASK, RESULT, EpilogueVisitorTree
 from ..reference.tolerance import Tolerance, within_tolerance
 from ..reference.tree import evaluate
 from ..reference.tree_error import mismatches, tolerances
-from .operand_table import Array, Arrays
+from .operand_table import Array, Arrays, memory_order
+from .operation import PlannedOperation, operation_of
+from .problem import MatrixSpec
 
 if TYPE_CHECKING:
+    from .plan import Plan
     from .request import Request
 
 _PARTS = 32
 
 RequestT = TypeVar("RequestT", bound="Request")
 
+Track = Callable[[Iterable[Arrays], int], Iterable[Arrays]]
+"""Shows the progress of a loop: (its iterable, its length) -> the same items."""
+
 
 @dataclass
 class Check:
-    """Counts the elements outside the tolerance, part by part."""
+    """Counts the elements outside the tolerance, part by part.
+
+    Attributes:
+        result: element type of the result.
+        limits: the bounds.
+        mismatches: how many elements lie outside.
+        max_error: the largest absolute difference.
+        differences: of an epilogue's tree, where its results differ, in words.
+    """
 
     result: CutlassDtype
     limits: Tolerance
     mismatches: int = 0
     max_error: float = 0.0
+    differences: list[str] = field(default_factory=list)
 
     def add(self, part: Arrays, expected: Array, magnitudes: Array) -> None:
         """Compares a part of the result with the reference of the operands that it comes from."""
@@ -108,7 +124,8 @@ def compare_tree(check: Check, tree: EpilogueVisitorTree, part: Arrays, acc: Arr
     wanted = evaluate(tree, acc, read, **how)
     got = {name: part[name] for name in wanted}
     check.see(got[RESULT], wanted[RESULT])
-    if mismatches(tree, got, acc, error, read, **how):
+    if differences := mismatches(tree, got, acc, error, read, **how):
+        check.differences += differences
         bounds = tolerances(tree, acc, error, read, **how)
         masks = {operand.name for operand in tree.outputs if operand.kind == MASK}
         counts = (_beyond(got[name], wanted[name], bounds[name], bits=name in masks) for name in got)
@@ -122,3 +139,61 @@ def _beyond(got: Array, wanted: Array, bound: Array, *, bits: bool) -> int:
     with np.errstate(invalid="ignore"):
         right = np.abs(numerics.to_float64(got) - numerics.to_float64(wanted)) <= bound
     return int(right.size - np.count_nonzero(right))
+
+
+def checked(
+    made: Any, arrays: Arrays, views: Mapping[str, Any], *, track: Track | None = None, parts: int | None = None
+) -> Check:
+    """Launches a plan of a request and compares what it writes with the reference.
+
+    Args:
+        made: the plan.
+        arrays: the operands, results as they are before the launch.
+        views: the same on the GPU (see `uploaded`).
+        track: shows how far the reference has come.
+        parts: of how many parts of the result, the last among them; None compares it all.
+    """
+    request = made.request
+    probe = operation_of(request).probe(request, arrays | _written(made, arrays, views))
+    check = Check(request.result_dtype, probe.limits(_math(request, made)))
+    compared = list(probe.parts())
+    if parts is not None and parts < len(compared):
+        compared = [compared[len(compared) * (number + 1) // parts - 1] for number in range(parts)]
+    for part in compared if track is None else track(compared, len(compared)):
+        probe.compare(part, check)
+    probe.finish(check)
+    return check
+
+
+def _written(made: Any, arrays: Arrays, views: Mapping[str, Any]) -> Arrays:
+    """Launches a plan and returns the arrays that it writes."""
+    operation = operation_of(made.request)
+    sent = operation.gpu_forms(made.request, arrays)
+    labels = [label for slot in operation.operands(made.request) if slot.written for label in slot.labels]
+    for label in labels:  # an earlier launch may have been right
+        operands.copy_in(sent[label], views[label])
+    operation.launch(made, made.request, views, stream=0)
+    return {label: operands.download(views[label]) for label in labels}
+
+
+def _math(request: Request, made: Plan | None) -> str:
+    """The math mode of the computation: fp8 convolutions that do not cast accumulate as fast accumulation does."""
+    return request.math if made is None or made.main.key.math != numerics.FAST else numerics.FAST
+
+
+def uploaded(
+    operation: PlannedOperation[Any], request: Request, arrays: Arrays, device: int
+) -> dict[str, _core.Operand]:
+    """The operands of a request on the GPU, by name, in the forms that its plans take."""
+    sent = operation.gpu_forms(request, arrays)
+    return {
+        label: _upload(sent[label], spec, device)
+        for slot in operation.operands(request)
+        for label, spec in zip(slot.labels, slot.specs, strict=True)
+    }
+
+
+def _upload(array: Array, spec: MatrixSpec, device: int) -> _core.Operand:
+    """A copy on the GPU that lies as the array does."""
+    dense = operands.upload(array.transpose(memory_order(spec)), device)
+    return _core.Operand(dense.pointer, spec.shape, spec.strides, dense.dtype, operands.CUDA, device, owner=dense)

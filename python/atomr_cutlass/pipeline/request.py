@@ -8,13 +8,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..arrays.numerics import default_out_dtype, math_mode
+from ..arrays.numerics import PRECISIONS, default_out_dtype, math_mode
 from ..checks import check_options, expect, shown
 from ..errors import InvalidOperandError, UnsupportedError, require
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.common import bias_and_activation
-from ..generator.epilogue.tree import EpilogueVisitorTree
+from ..generator.epilogue.lower import SOURCE, split
+from ..generator.epilogue.tree import MATRIX, EpilogueVisitorTree
+from ..generator.key import KernelKey
 from ..generator.render import render
 from ..generator.rules import Status, accumulator, supports_tree
 from . import devices, select
@@ -234,6 +236,18 @@ class Request(KernelUse, ABC):
         """
         device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
         return render(select.best_key(self.search(device)), flavour="nvrtc")
+
+
+def sampled(key: KernelKey, epilogue: str) -> dict[str, Any]:
+    """The fields of a request for a kernel: element types, and the tree of one of its epilogues."""
+    program = split(epilogue)[1].replace(f"input:{SOURCE}:", f"input:{MATRIX}:")
+    tree = EpilogueVisitorTree.parse(program)
+    return {"dtype": key.a, "out_dtype": key.d, "epilogue": GemmEpilogue(tree=tree)}
+
+
+def precision_of(key: KernelKey) -> str | None:
+    """The precision of calls that a kernel serves; None where its element types have no other."""
+    return key.math if key.math in PRECISIONS else None
 
 
 def expect_served(op: str, dtype: CutlassDtype, arch: SmArch | None, dtypes: Members, archs: Members) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -12,19 +12,14 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from ..arrays import numerics, operands
 from ..reference.tolerance import Tolerance
 from . import devices
-from .operand_table import Array, Arrays, memory_order
 from .operation import PlannedOperation, described, operation_of
 from .plan import Plan
 from .planner import plan
-from .probe import Check
-from .problem import MatrixSpec
+from .probe import Track, checked, uploaded
 from .request import Request
 
-Track = Callable[[Iterable[Arrays], int], Iterable[Arrays]]
-"""Shows the progress of a loop: (its iterable, its length) -> the same items."""
 Progress = Callable[[], AbstractContextManager["Track | None"]]
 """Begins to show progress."""
 
@@ -154,49 +149,9 @@ def _run(
     )
 
 
-def checked(
-    made: Any, arrays: Arrays, views: Mapping[str, Any], *, track: Track | None = None, parts: int | None = None
-) -> Check:
-    """Launches a plan of a request and compares what it writes with the reference.
-
-    Args:
-        made: the plan.
-        arrays: the operands, results as they are before the launch.
-        views: the same on the GPU (see `uploaded`).
-        track: shows how far the reference has come.
-        parts: of how many parts of the result, the last among them; None compares it all.
-    """
-    request = made.request
-    probe = operation_of(request).probe(request, arrays | _written(made, arrays, views))
-    check = Check(request.result_dtype, probe.limits(_math(request, made)))
-    compared = list(probe.parts())
-    if parts is not None and parts < len(compared):
-        compared = [compared[len(compared) * (number + 1) // parts - 1] for number in range(parts)]
-    for part in compared if track is None else track(compared, len(compared)):
-        probe.compare(part, check)
-    probe.finish(check)
-    return check
-
-
-def _written(made: Any, arrays: Arrays, views: Mapping[str, Any]) -> Arrays:
-    """Launches a plan and returns the arrays that it writes."""
-    operation = operation_of(made.request)
-    sent = operation.gpu_forms(made.request, arrays)
-    labels = [label for slot in operation.operands(made.request) if slot.written for label in slot.labels]
-    for label in labels:  # an earlier launch may have been right
-        operands.copy_in(sent[label], views[label])
-    operation.launch(made, made.request, views, stream=0)
-    return {label: operands.download(views[label]) for label in labels}
-
-
 def _served_by(made: Plan) -> str:
     """`prebuilt` or `jit`: the kernel that the plan launches by now, which the background may have replaced."""
     return "prebuilt" if made.kernel is not None and made.kernel.name == made.kernel_name else "jit"
-
-
-def _math(request: Request, made: Plan | None) -> str:
-    """The math mode of the computation: fp8 convolutions that do not cast accumulate as fast accumulation does."""
-    return request.math if made is None or made.main.key.math != numerics.FAST else numerics.FAST
 
 
 def _timed(made: Plan, operation: PlannedOperation[Any], views: Mapping[str, Any]) -> tuple[int, float]:
@@ -212,21 +167,3 @@ def _timed(made: Plan, operation: PlannedOperation[Any], views: Mapping[str, Any
     launch(1)
     times = int(min(1000, max(3, _BATCH_SECONDS / (launch(3) / 3))))
     return times * _REPEATS, statistics.median(launch(times) / times for _ in range(_REPEATS))
-
-
-def uploaded(
-    operation: PlannedOperation[Any], request: Request, arrays: Arrays, device: int
-) -> dict[str, _core.Operand]:
-    """The operands of a request on the GPU, by name, in the forms that its plans take."""
-    sent = operation.gpu_forms(request, arrays)
-    return {
-        label: _upload(sent[label], spec, device)
-        for slot in operation.operands(request)
-        for label, spec in zip(slot.labels, slot.specs, strict=True)
-    }
-
-
-def _upload(array: Array, spec: MatrixSpec, device: int) -> _core.Operand:
-    """A copy on the GPU that lies as the array does."""
-    dense = operands.upload(array.transpose(memory_order(spec)), device)
-    return _core.Operand(dense.pointer, spec.shape, spec.strides, dense.dtype, operands.CUDA, device, owner=dense)

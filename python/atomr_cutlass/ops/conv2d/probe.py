@@ -36,7 +36,12 @@ class ConvProbe(Probe[ConvRequest]):
         g, request = self.request.shape.geometry, self.request
         taps = g.r * g.s
         depth = {FPROP: taps * g.c // g.groups, DGRAD: taps * g.k // g.groups}.get(request.op, g.n * g.p * g.q)
-        return reference.tolerance(request.dtype.storage, request.result_dtype, depth, math)
+        return reference.tolerance(request.dtype.storage, self.rounded, depth, math)
+
+    @property
+    def rounded(self) -> CutlassDtype:
+        """The element type that tolerances expect the convolution to be rounded to."""
+        return self.request.result_dtype
 
     def parts(self) -> Iterator[Arrays]:
         g = self.request.shape.geometry
@@ -62,7 +67,11 @@ class ConvProbe(Probe[ConvRequest]):
 
 
 class FusedConvProbe(ConvProbe):
-    """With a tree over the pixels and channels of the result."""
+    """With a tree over the pixels and channels of the result, whose evaluation by the reference rounds it."""
+
+    @property
+    def rounded(self) -> CutlassDtype:
+        return CutlassDtype.F32
 
     def parts(self) -> Iterator[Arrays]:
         yield self.arrays

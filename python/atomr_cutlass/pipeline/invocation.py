@@ -33,13 +33,15 @@ class Result(NamedTuple):
         shape: its extents, as kernels have them.
         element: DLPack's (type code, bits).
         array: the caller's; None where a new one is made.
-        view: of the caller's.
+        view: of that array.
+        made: whether the array is a new one, which JAX imports only when it is finished.
     """
 
     shape: tuple[int, ...]
     element: tuple[int, int]
     array: Any = None
     view: _core.Operand | None = None
+    made: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,12 @@ class Invocation(abc.ABC):
     def on_gpu(self) -> bool:
         """Whether the operands are on a GPU."""
         return next(iter(self.inputs.values())).device_type == CUDA
+
+    @property
+    def views(self) -> dict[str, _core.Operand]:
+        """All operands on a GPU, results among them, by name."""
+        results = ((name, result.view) for name, result in self.results.items())
+        return self.inputs | {name: view for name, view in results if view is not None}
 
     def present(self, array: Any) -> Any:
         """An array or a view with its dimensions in the caller's order."""

@@ -57,6 +57,19 @@ class Check:
         self.mismatches += int(right.size - np.count_nonzero(right))
         self.see(got, expected)
 
+    def add_tree(self, tree: EpilogueVisitorTree, part: Arrays, acc: Array, error: Array, **how: Any) -> None:
+        """Compares a part of a tree's results with the reference, whose accumulator a kernel may miss by `error`."""
+        read = _inputs(tree, part)
+        wanted = evaluate(tree, acc, read, **how)
+        got = {name: part[name] for name in wanted}
+        self.see(got[RESULT], wanted[RESULT])
+        if differences := mismatches(tree, got, acc, error, read, **how):
+            self.differences += differences
+            bounds = tolerances(tree, acc, error, read, **how)
+            masks = {operand.name for operand in tree.outputs if operand.kind == MASK}
+            counts = (_beyond(got[name], wanted[name], bounds[name], bits=name in masks) for name in got)
+            self.mismatches += max(1, sum(counts))
+
     def see(self, got: Array, expected: Array) -> None:
         """Takes note of the largest difference."""
         with np.errstate(invalid="ignore"):
@@ -78,35 +91,59 @@ class Probe(abc.ABC, Generic[RequestT]):
         self.arrays = arrays
 
     @property
-    def tree(self) -> EpilogueVisitorTree:
-        """The epilogue tree, for probes of requests that have one."""
-        tree = self.request.tree
-        assert tree is not None  # noqa: S101 - a request without one has another probe
-        return tree
+    def tree(self) -> EpilogueVisitorTree | None:
+        """The epilogue's tree, which the reference evaluates of the accumulator, or None."""
+        return self.request.tree
 
     @abc.abstractmethod
     def limits(self, math: str) -> Tolerance:
-        """The bounds, in the math mode of the kernel that computes."""
+        """The bounds, in the math mode of the kernel that computes: with a tree, those of the accumulator."""
 
     @abc.abstractmethod
     def parts(self) -> Iterator[Arrays]:
         """The result piece by piece, so that progress can be shown and memory stays small."""
 
     @abc.abstractmethod
-    def expected(self, part: Arrays) -> Array:
-        """The reference's result."""
+    def product(self, part: Arrays, dtype: CutlassDtype) -> Array:
+        """The reference's result without a tree, in an element type: with F64, the accumulator that a tree gets."""
 
     @abc.abstractmethod
     def magnitudes(self, part: Arrays) -> Array:
         """The magnitudes that tolerances are measured with."""
 
+    def expected(self, part: Arrays) -> Array:
+        """The reference's result where there is no tree."""
+        return self.product(part, self.request.result_dtype)
+
+    def matrices(self, part: Arrays) -> Arrays:
+        """What a tree reads and writes, as matrices."""
+        return part
+
+    def rounding(self, part: Arrays) -> dict[str, Any]:
+        """How a tree's result is stored: arguments of `reference.evaluate`."""
+        return {"out_dtype": self.request.result_dtype}
+
     def compute(self, part: Arrays) -> None:
         """Writes a part of the result."""
-        part["out"][...] = self.expected(part)
+        if self.tree is None:
+            part["out"][...] = self.expected(part)
+            return
+        acc, read = self.product(part, CutlassDtype.F64), _inputs(self.tree, self.matrices(part))
+        for name, values in evaluate(self.tree, acc, read, **self.rounding(part)).items():
+            part[name][...] = values.reshape(part[name].shape)
 
     def compare(self, part: Arrays, check: Check) -> None:
         """Checks a part against the reference of the operands that it comes from."""
-        check.add(part, self.expected(part), self.magnitudes(part))
+        if self.tree is None:
+            check.add(part, self.expected(part), self.magnitudes(part))
+        else:
+            acc, error = self.accumulator(part, check.limits)
+            check.add_tree(self.tree, self.matrices(part), acc, error, **self.rounding(part))
+
+    def accumulator(self, part: Arrays, limits: Tolerance) -> tuple[Array, Array]:
+        """What a tree gets, and how far a kernel's may be from it."""
+        acc = self.product(part, CutlassDtype.F64)
+        return acc, limits.atol_factor * self.magnitudes(part) + limits.rtol * np.abs(acc)
 
     def finish(self, check: Check) -> None:
         """Checks a result that has no parts."""
@@ -118,18 +155,8 @@ def slices(extent: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, extent, step))
 
 
-def compare_tree(check: Check, tree: EpilogueVisitorTree, part: Arrays, acc: Array, error: Array, **how: Any) -> None:
-    """Counts the elements of a tree's results that differ from the reference by more than the tolerance."""
-    read = {operand.name: part[operand.name] for operand in tree.inputs}
-    wanted = evaluate(tree, acc, read, **how)
-    got = {name: part[name] for name in wanted}
-    check.see(got[RESULT], wanted[RESULT])
-    if differences := mismatches(tree, got, acc, error, read, **how):
-        check.differences += differences
-        bounds = tolerances(tree, acc, error, read, **how)
-        masks = {operand.name for operand in tree.outputs if operand.kind == MASK}
-        counts = (_beyond(got[name], wanted[name], bounds[name], bits=name in masks) for name in got)
-        check.mismatches += max(1, sum(counts))
+def _inputs(tree: EpilogueVisitorTree, arrays: Arrays) -> Arrays:
+    return {operand.name: arrays[operand.name] for operand in tree.inputs}
 
 
 def _beyond(got: Array, wanted: Array, bound: Array, *, bits: bool) -> int:

@@ -140,9 +140,9 @@ class ConvOperation(PlannedOperation[ConvRequest]):
         return request, Candidate(key, None, 0.0, ConvFormulation(problem))
 
     def probe(self, request: ConvRequest, arrays: Arrays) -> Probe[ConvRequest]:
-        from .probe import ConvProbe, FusedConvProbe
+        from .probe import ConvProbe
 
-        return (ConvProbe if request.tree is None else FusedConvProbe)(request, arrays)
+        return ConvProbe(request, arrays)
 
 
 def _ordered(spec: MatrixSpec, layout: ConvLayout) -> MatrixSpec:

@@ -186,9 +186,9 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         return request, select.candidate_of(GemmSearch(followed(request, epilogue, device), device), key)
 
     def probe(self, request: GemmRequest, arrays: Arrays) -> Probe[GemmRequest]:
-        from .probe import FusedGemmProbe, GemmProbe
+        from .probe import GemmProbe
 
-        return (GemmProbe if request.tree is None else FusedGemmProbe)(request, arrays)
+        return GemmProbe(request, arrays)
 
 
 def _scale_spec(scale: Scale) -> MatrixSpec:

@@ -276,17 +276,8 @@ def _alike(view: _core.Operand, strides: tuple[int, ...]) -> bool:
 
 def _settled(view: _core.Operand) -> _core.Operand:
     """The same operand, said not to be written by launches that may still be running."""
-    return _core.Operand(
-        view.pointer,
-        view.shape,
-        view.strides,
-        view.dtype,
-        view.device_type,
-        view.device,
-        read_only=view.read_only,
-        owner=view,
-        settled=True,
-    )
+    layout = view.pointer, view.shape, view.strides, view.dtype, view.device_type, view.device
+    return _core.Operand(*layout, read_only=view.read_only, owner=view, settled=True)
 
 
 def arrays_of(slot: OperandSlot, given: Any) -> list[tuple[str, Any]]:

@@ -124,7 +124,11 @@ def planned(search: KernelSearch[F], build: Build[F], options: PlanOptions) -> P
             if smaller.workspace_bytes <= workspace_size:
                 made, candidate = smaller, other
                 break
-    refuse_workspace(made, workspace_size)
+        else:
+            raise UnsupportedError(
+                f"{made.kernel_name} needs {made.workspace_bytes} bytes of workspace; workspace_size is "
+                f"{workspace_size}: give as much, or None"
+            )
     if use is not None and noted:
         heuristics.note(use, candidate.key)
     if better is not None:
@@ -157,19 +161,6 @@ def _improve(made: Plan, better: Candidate[F], build: Build[F], device: Device, 
             plan.superseded = True
 
     kernels.in_background(better.key, device, switch)
-
-
-def refuse_workspace(made: Plan, workspace_size: int | None) -> None:
-    """Refuses a plan that needs more workspace than there may be.
-
-    Raises:
-        UnsupportedError: says how much it needs.
-    """
-    if workspace_size is not None and made.workspace_bytes > workspace_size:
-        raise UnsupportedError(
-            f"{made.kernel_name} needs {made.workspace_bytes} bytes of workspace; workspace_size is {workspace_size}: "
-            "give as much, or None"
-        )
 
 
 def _others(search: KernelSearch[F], candidate: Candidate[F], backend: str) -> Iterator[Candidate[F]]:

@@ -27,7 +27,7 @@ _BATCH_SECONDS = 0.05
 _REPEATS = 5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunResult:
     """The result of running one request.
 
@@ -52,16 +52,16 @@ class RunResult:
     request: Request
     backend: str
     reason: str
-    kernel: str | None
-    rewrite: str
+    kernel: str | None = None
+    rewrite: str = ""
     device: str
     elements: int
-    mismatches: int | None
-    max_error: float | None
-    tolerance: Tolerance | None
-    plan_seconds: float | None
-    launches: int
-    seconds: float | None
+    mismatches: int | None = None
+    max_error: float | None = None
+    tolerance: Tolerance | None = None
+    plan_seconds: float | None = None
+    launches: int = 0
+    seconds: float | None = None
 
     @property
     def ok(self) -> bool | None:
@@ -71,9 +71,8 @@ class RunResult:
     @property
     def tflops(self) -> float | None:
         """Floating-point (or integer) operations per second, in 10^12."""
-        return (
-            None if self.seconds is None else 2e-12 * operation_of(self.request).products(self.request) / self.seconds
-        )
+        products = operation_of(self.request).products(self.request)
+        return None if self.seconds is None else 2e-12 * products / self.seconds
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values; `shape` has the extents of the operation."""
@@ -106,52 +105,47 @@ def run(
         InvalidOperandError: `request` is no request.
         UnsupportedError, KernelNotFoundError, CompileError, DeviceUnavailableError: as for `plan`.
     """
-    operation_of(request)  # refuses anything but a request
-    on_gpu = backend != "reference" and (backend != "auto" or devices.available())
-    start = time.perf_counter()
-    made = plan(request, backend=backend, jit=jit) if on_gpu else None
-    seconds = time.perf_counter() - start if made else None
-    with progress() as track:
-        return _run(request, made, seconds, backend, seed, track)
-
-
-def _run(
-    request: Request, made: Plan | None, plan_seconds: float | None, backend: str, seed: int,
-    track: Track | None,
-) -> RunResult:  # fmt: skip
     operation = operation_of(request)
-    table = operation.operands(request)
-    arrays = operation.random_arrays(request, np.random.default_rng(seed))
-    launches, seconds, check = 0, None, None
-    if made is None:
-        probe = operation.probe(request, arrays)
-        parts = list(probe.parts())
-        for part in parts if track is None else track(parts, len(parts)):
-            probe.compute(part)
-    else:
+    result, generator = operation.operands(request)[-1], np.random.default_rng(seed)
+    if backend == "reference" or (backend == "auto" and not devices.available()):
+        with progress() as track:
+            arrays = operation.random_arrays(request, generator)
+            probe = operation.probe(request, arrays)
+            parts = list(probe.parts())
+            for part in parts if track is None else track(parts, len(parts)):
+                probe.compute(part)
+        return RunResult(
+            request=request,
+            backend="reference",
+            reason="as asked" if backend == "reference" else devices.problem(),
+            device="the CPU, in NumPy",
+            elements=sum(arrays[label].size for label in result.labels),
+        )
+    start = time.perf_counter()
+    made = plan(request, backend=backend, jit=jit)
+    plan_seconds = time.perf_counter() - start
+    with progress() as track:
+        arrays = operation.random_arrays(request, generator)
         views = uploaded(operation, request, arrays, made.device)
         launches, seconds = _timed(made, operation, views)
         check = checked(made, arrays, views, track=track)
+    # The background may have replaced the kernel that the plan began with.
+    prebuilt = made.kernel is not None and made.kernel.name == made.kernel_name
     return RunResult(
         request=request,
-        backend="reference" if made is None else _served_by(made),
-        reason=("as asked" if backend == "reference" else devices.problem()) if made is None else "there is a GPU",
-        kernel=None if made is None else made.kernel_name,
-        rewrite="" if made is None else made.rewrite,
-        device="the CPU, in NumPy" if made is None else devices.get(made.device).name,
-        elements=sum(arrays[label].size for label in table[-1].labels),
-        mismatches=None if check is None else check.mismatches,
-        max_error=None if check is None else check.max_error,
-        tolerance=None if check is None else check.limits,
+        backend="prebuilt" if prebuilt else "jit",
+        reason="there is a GPU",
+        kernel=made.kernel_name,
+        rewrite=made.rewrite,
+        device=devices.get(made.device).name,
+        elements=sum(arrays[label].size for label in result.labels),
+        mismatches=check.mismatches,
+        max_error=check.max_error,
+        tolerance=check.limits,
         plan_seconds=plan_seconds,
         launches=launches,
         seconds=seconds,
     )
-
-
-def _served_by(made: Plan) -> str:
-    """`prebuilt` or `jit`: the kernel that the plan launches by now, which the background may have replaced."""
-    return "prebuilt" if made.kernel is not None and made.kernel.name == made.kernel_name else "jit"
 
 
 def _timed(made: Plan, operation: PlannedOperation[Any], views: Mapping[str, Any]) -> tuple[int, float]:

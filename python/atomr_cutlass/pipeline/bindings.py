@@ -16,7 +16,7 @@ from ..errors import InvalidOperandError
 from .operand_table import OperandSlot
 from .operation import operation_of
 from .plan_cache import PlanKey
-from .problem import MatrixSpec
+from .problem import MatrixSpec, lies_alike
 
 if TYPE_CHECKING:
     from .request import Request
@@ -267,11 +267,8 @@ class BoundPlan:
 
 
 def _alike(view: _core.Operand, strides: tuple[int, ...]) -> bool:
-    """Whether elements lie so: the stride of a dimension of one element, or of no elements at all, says nothing."""
-    if 0 in view.shape:
-        return True
-    pairs = zip(view.shape, view.strides, strides, strict=True)
-    return all(extent == 1 or own == wanted for extent, own, wanted in pairs)
+    """Whether elements lie so; strides of no elements at all say nothing."""
+    return 0 in view.shape or lies_alike(view.shape, view.strides, strides)
 
 
 def _settled(view: _core.Operand) -> _core.Operand:

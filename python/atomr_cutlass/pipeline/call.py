@@ -51,22 +51,19 @@ def stored(*environment: str, **arrays: str) -> Callable[[FunctionT], FunctionT]
     labels = {parameter: operand for operand, parameter in arrays.items()} | {name: name for name in _LABELS}
 
     def store(function: FunctionT) -> FunctionT:
-        code = function.__code__
-        positional, count = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
-        defaults = function.__defaults__ or ()
-        given = dict(zip(code.co_varnames[positional - len(defaults) : positional], defaults, strict=True))
-        given |= function.__kwdefaults__ or {}
+        signature = inspect.signature(function).parameters.values()
+        named = [parameter for parameter in signature if parameter.kind is not parameter.VAR_KEYWORD]
         parameters = [
             (
-                name,
-                "array" if name in arrays.values() else _ROLES.get(name, "option"),
-                labels.get(name, ""),
-                (given[name],) if name in given else (),
+                parameter.name,
+                "array" if parameter.name in arrays.values() else _ROLES.get(parameter.name, "option"),
+                labels.get(parameter.name, ""),
+                () if parameter.default is parameter.empty else (parameter.default,),
             )
-            for name in code.co_varnames[:count]
+            for parameter in named
         ]
-        known = frozenset(name for name, *_ in parameters)
-        takes_others = bool(code.co_flags & inspect.CO_VARKEYWORDS)
+        positional = sum(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in named)
+        known, takes_others = {parameter.name for parameter in named}, len(named) < len(signature)
         variables = [kernels.POLICY_VARIABLE, *environment]
 
         @functools.wraps(function)

@@ -183,6 +183,7 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
         """The operands of `random_arrays` in the forms that plans take."""
         return arrays
 
+    @abc.abstractmethod
     def sample(self, key: KernelKey, epilogue: str, device: Device) -> tuple[RequestT, Candidate[Any]]:
         """A small request whose tree is that of a kernel's epilogue, and the kernel as a candidate for it.
 
@@ -191,7 +192,6 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
             epilogue: the one with that tree, of those that the kernel computes.
             device: where it is launched.
         """
-        raise NotImplementedError
 
     @abc.abstractmethod
     def probe(self, request: RequestT, arrays: Arrays) -> Probe[RequestT]:

@@ -46,9 +46,14 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether an array is row-major without gaps; the stride of a dimension of one element says nothing."""
-    triples = zip(shape, strides, row_major(shape), strict=True)
-    return all(extent == 1 or stride == contiguous for extent, stride, contiguous in triples)
+    """Whether an array is row-major without gaps."""
+    return lies_alike(shape, strides, row_major(shape))
+
+
+def lies_alike(shape: Sequence[int], strides: Sequence[int], others: Sequence[int]) -> bool:
+    """Whether the elements of two arrays lie alike; the stride of a dimension of one element says nothing."""
+    triples = zip(shape, strides, others, strict=True)
+    return all(extent == 1 or stride == other for extent, stride, other in triples)
 
 
 @dataclass(frozen=True)

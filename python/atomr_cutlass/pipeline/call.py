@@ -133,7 +133,7 @@ class ParsedCall:
     @property
     def device(self) -> int:
         """Index of the GPU, of that which serves host arrays for these."""
-        return next(iter(self.invocation.inputs.values())).device if self.on_gpu else 0
+        return self.invocation.first.device if self.on_gpu else 0
 
     def on(self, stream: int) -> ParsedCall:
         """The same on another stream."""
@@ -147,7 +147,7 @@ class ParsedCall:
 
 def _served(invocation: Invocation, pending: _core.PendingCall | None) -> Any:
     """Runs a call, and keeps its plan for others like it, unless `pending` is None."""
-    first = next(iter(invocation.inputs.values()))
+    first = invocation.first
     by_numpy = invocation.numpy_on_host and first.device_type == CPU
     if by_numpy or on_reference(invocation.call.options.backend, first):
         return _on_reference(invocation)
@@ -159,7 +159,7 @@ def _served(invocation: Invocation, pending: _core.PendingCall | None) -> Any:
 
 def _allocated(invocation: Invocation) -> Invocation:
     """A call on a GPU with its new results allocated."""
-    device, like = next(iter(invocation.inputs.values())).device, invocation.call.like
+    device, like = invocation.first.device, invocation.call.like
     results = {
         name: Result(result.shape, result.element, *operands.empty_of(result.shape, result.element, device, like), True)
         if result.view is None else result
@@ -179,7 +179,7 @@ def _traced(
     try:
         with symbols.tracing(pending.inputs()) as trace:
             invocation = call.parse(call)
-            first = next(iter(invocation.inputs.values()))
+            first = invocation.first
             if call.parsed or not invocation.on_gpu or on_reference(call.options.backend, first):
                 return None
             invocation.check_kernels()

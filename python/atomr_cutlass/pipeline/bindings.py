@@ -96,9 +96,10 @@ class Weights:
         """Writes the values into an operand of dense memory that `check` has let through; see `Binding.refit`."""
         source = self._source
         if not isinstance(source, _core.Operand):
-            _upload(source, target)
+            if self.size:
+                _core.upload(target.pointer, target.device, source)
         elif source.device_type == CPU:
-            _upload(_in_memory_order(operands.to_numpy(source), target), target)
+            operands.copy_in(operands.to_numpy(source), target)
         elif source.pointer != target.pointer and self.size:
             _core.copy_async(target.pointer, source.pointer, self.size, target.device, self.stream)
 
@@ -308,21 +309,3 @@ def _bytes_of(weights: Any) -> _Bytes | None:
         return np.frombuffer(memoryview(weights).cast("B"), np.uint8)
     except (TypeError, ValueError) as error:
         raise InvalidOperandError(f"weights are bytes that do not lie together: {error}") from error
-
-
-def _in_memory_order(host: np.ndarray[Any, Any], target: _core.Operand) -> _Bytes:
-    """The bytes of a host array, in the order in which a dense operand has its elements."""
-    memory = np.empty(_size(target), np.uint8)
-    if memory.size:
-        strides = [
-            0 if extent == 1 else stride * host.itemsize
-            for extent, stride in zip(target.shape, target.strides, strict=True)
-        ]
-        laid: np.ndarray[Any, Any] = np.ndarray(target.shape, host.dtype, memory, 0, strides)
-        np.copyto(laid, host, casting="no")
-    return memory
-
-
-def _upload(source: _Bytes, target: _core.Operand) -> None:
-    if source.size:
-        _core.upload(target.pointer, target.device, source)

@@ -13,7 +13,8 @@ from .. import _core
 from ..arrays import numerics, operands
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import MASK, RESULT, EpilogueVisitorTree
-from ..reference.tolerance import Tolerance, within_tolerance
+from ..generator.rules import accumulator, epilogue_compute
+from ..reference.tolerance import Tolerance, tolerance, within_tolerance
 from ..reference.tree import evaluate
 from ..reference.tree_error import mismatches, tolerances
 from .operand_table import Array, Arrays, memory_order
@@ -83,21 +84,38 @@ class Probe(abc.ABC, Generic[RequestT]):
     Attributes:
         request: the request that is computed.
         arrays: the operands and the results by name.
+        how: arguments of the reference.
     """
 
     def __init__(self, request: RequestT, arrays: Arrays) -> None:
         """A request on arrays."""
-        self.request = request
-        self.arrays = arrays
+        self.request, self.arrays = request, arrays
+        self.how: dict[str, Any] = {"alpha": request.epilogue.alpha, "beta": request.epilogue.beta}
 
     @property
     def tree(self) -> EpilogueVisitorTree | None:
         """The epilogue's tree, which the reference evaluates of the accumulator, or None."""
         return self.request.tree
 
+    @property
     @abc.abstractmethod
+    def depth(self) -> int:
+        """How many products an element of the result adds up."""
+
+    @property
+    def scale_block(self) -> int:
+        """Elements along K that share a scale; 0 without scales of blocks."""
+        return 0
+
+    @property
+    def computed(self) -> CutlassDtype:
+        """The element type that kernels evaluate a tree in."""
+        return epilogue_compute(accumulator(self.request.operand_dtype), tree=True)
+
     def limits(self, math: str) -> Tolerance:
         """The bounds, in the math mode of the kernel that computes: with a tree, those of the accumulator."""
+        rounded = self.request.result_dtype if self.tree is None else self.computed
+        return tolerance(self.request.operand_dtype, rounded, self.depth, math, scale_block=self.scale_block)
 
     @abc.abstractmethod
     def parts(self) -> Iterator[Arrays]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ... import reference
 from ...epilogue.results import ImageResult, operand_names
 from ...generator.dtypes import CutlassDtype
 from ...pipeline.operand_table import Array, Arrays
@@ -21,21 +20,17 @@ class ConvProbe(Probe[ConvRequest]):
 
     def __init__(self, request: ConvRequest, arrays: Arrays) -> None:
         super().__init__(request, arrays)
-        g, epilogue = request.shape.geometry, request.epilogue
-        self.how: dict[str, Any] = {
-            "stride": g.stride, "padding": g.padding, "dilation": g.dilation, "groups": g.groups,
-            "alpha": epilogue.alpha, "beta": epilogue.beta,
-        }  # fmt: skip
+        g = request.shape.geometry
+        self.how |= {"stride": g.stride, "padding": g.padding, "dilation": g.dilation, "groups": g.groups}
         if self.request.layout is ConvLayout.NCHW:
             nhwc = (0, 2, 3, 1)
             self.arrays = {name: a.transpose(nhwc) if a.ndim == 4 else a for name, a in self.arrays.items()}
 
-    def limits(self, math: str) -> reference.Tolerance:
-        g, request = self.request.shape.geometry, self.request
+    @property
+    def depth(self) -> int:
+        g = self.request.shape.geometry
         taps = g.r * g.s
-        depth = {FPROP: taps * g.c // g.groups, DGRAD: taps * g.k // g.groups}.get(request.op, g.n * g.p * g.q)
-        rounded = request.result_dtype if self.tree is None else CutlassDtype.F32
-        return reference.tolerance(request.dtype.storage, rounded, depth, math)
+        return {FPROP: taps * g.c // g.groups, DGRAD: taps * g.k // g.groups}.get(self.request.op, g.n * g.p * g.q)
 
     def parts(self) -> Iterator[Arrays]:
         g = self.request.shape.geometry

@@ -11,7 +11,6 @@ from ... import reference
 from ...arrays import fp4, numerics
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import COLUMN, MASK, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree
-from ...generator.rules import accumulator, epilogue_compute
 from ...pipeline.operand_table import Array, Arrays
 from ...pipeline.probe import Check, Probe, slices
 from ..quantize import reference as quantization
@@ -46,21 +45,15 @@ class GemmProbe(Probe[GemmRequest]):
     def __init__(self, request: GemmRequest, arrays: Arrays) -> None:
         super().__init__(request, arrays)
         self.amax = self.amax_error = 0.0
-        epilogue = request.epilogue
-        self.how: dict[str, Any] = {"alpha": epilogue.alpha, "beta": epilogue.beta}
-
-    def limits(self, math: str) -> reference.Tolerance:
-        request = self.request
-        blocks = BLOCK if request.scaling == "block" else 0
-        if request.scaling in fp4.SCALINGS:
-            blocks = VECTOR[fp4.SCALINGS[request.scaling]]
-        rounded = request.result_dtype if self.tree is None else self.computed
-        return reference.tolerance(request.operand_dtype, rounded, request.shape.k, math, scale_block=blocks)
 
     @property
-    def computed(self) -> CutlassDtype:
-        """The element type that kernels evaluate a tree in."""
-        return epilogue_compute(accumulator(self.request.operand_dtype), tree=True)
+    def depth(self) -> int:
+        return self.request.shape.k
+
+    @property
+    def scale_block(self) -> int:
+        kind = fp4.SCALINGS.get(self.request.scaling or "")
+        return VECTOR[kind] if kind is not None else BLOCK if self.request.scaling == "block" else 0
 
     @property
     def batched(self) -> bool:

@@ -124,7 +124,7 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
     def probe(self, request: GroupedGemmRequest, arrays: Arrays) -> Probe[GroupedGemmRequest]:
         from .probe import GroupedGemmProbe
 
-        return GroupedGemmProbe(request, arrays, self.operands(request))
+        return GroupedGemmProbe(request, arrays)
 
 
 OPERATIONS = (GroupedGemmOperation(),)

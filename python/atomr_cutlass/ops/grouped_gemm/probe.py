@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from ... import reference
 from ...generator.dtypes import CutlassDtype
-from ...pipeline.operand_table import Array, Arrays, OperandSlot
+from ...pipeline.operand_table import Array, Arrays
+from ...pipeline.operation import operands_of
 from ...pipeline.probe import Probe
 from ..gemm import reference as gemm_reference
 from ..quantize.reference import BLOCK
@@ -18,23 +18,18 @@ from .request import GroupedGemmRequest
 class GroupedGemmProbe(Probe[GroupedGemmRequest]):
     """A part is a group."""
 
-    def __init__(self, request: GroupedGemmRequest, arrays: Arrays, slots: Sequence[OperandSlot]) -> None:
-        """A request on arrays, with its operand table."""
-        super().__init__(request, arrays)
-        self._slots = slots
-        epilogue = request.epilogue
-        self.how: dict[str, Any] = {"alpha": epilogue.alpha, "beta": epilogue.beta}
+    @property
+    def depth(self) -> int:
+        return max(group.k for group in self.request.shape.groups)
 
-    def limits(self, math: str) -> reference.Tolerance:
-        request = self.request
-        depth = max(group.k for group in request.shape.groups)
-        rounded = request.result_dtype if self.tree is None else CutlassDtype.F32
-        blocks = BLOCK if request.scaling == BLOCKS else 0
-        return reference.tolerance(request.dtype, rounded, depth, math, scale_block=blocks)
+    @property
+    def scale_block(self) -> int:
+        return BLOCK if self.request.scaling == BLOCKS else 0
 
     def parts(self) -> Iterator[Arrays]:
+        slots = operands_of(self.request)
         for g in range(len(self.request.shape.groups)):
-            yield {slot.name: self.arrays[slot.labels[g if slot.listed else 0]] for slot in self._slots}
+            yield {slot.name: self.arrays[slot.labels[g if slot.listed else 0]] for slot in slots}
 
     def product(self, part: Arrays, dtype: CutlassDtype) -> Array:
         made: Array = gemm_reference.gemm(**self._operands(part), out_dtype=dtype, math=self.request.math)

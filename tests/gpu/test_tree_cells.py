@@ -61,7 +61,7 @@ def test_activation_of_a_convolution(key: KernelKey) -> None:
     made = operation.plan(request, 0, candidate=candidate)
     made.request = request
     arrays = operation.random_arrays(request, np.random.default_rng(4))
-    check = probe.checked(made, arrays, probe.uploaded(operation, request, arrays, 0))
+    check = probe.checked(made, arrays, probe.uploaded(request, arrays, 0))
     assert (made.kernel_name, check.mismatches, check.differences) == (key.name, 0, [])
     every_cell.right(key, info, "a convolution with bias and activation")
 

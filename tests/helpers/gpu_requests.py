@@ -59,7 +59,7 @@ class Placed:
         self.request = request
         self._operation, self._slots = operation_of(request), operation_of(request).operands(request)
         self.host: Arrays = self._operation.random_arrays(request, np.random.default_rng(seed))
-        self.views: Mapping[str, Any] = probes.uploaded(self._operation, request, self.host, device)
+        self.views: Mapping[str, Any] = probes.uploaded(request, self.host, device)
 
     @property
     def bound(self) -> Any:

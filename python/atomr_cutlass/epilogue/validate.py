@@ -112,4 +112,4 @@ def _differences(candidate: Candidate[Any], epilogue: str, device: Device) -> li
     made = operation.plan(request, device.index, candidate=dataclasses.replace(alone, info=candidate.info))
     made.request = request
     arrays = operation.random_arrays(request, np.random.default_rng(20))
-    return checked(made, arrays, uploaded(operation, request, arrays, device.index)).differences
+    return checked(made, arrays, uploaded(request, arrays, device.index)).differences

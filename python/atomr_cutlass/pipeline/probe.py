@@ -18,7 +18,7 @@ from ..reference.tolerance import Tolerance, tolerance, within_tolerance
 from ..reference.tree import evaluate
 from ..reference.tree_error import mismatches, tolerances
 from .operand_table import Array, Arrays, memory_order
-from .operation import PlannedOperation, operation_of
+from .operation import operation_of
 from .problem import MatrixSpec
 
 if TYPE_CHECKING:
@@ -226,10 +226,9 @@ def _math(request: Request, made: Plan | None) -> str:
     return request.math if made is None or made.main.key.math != numerics.FAST else numerics.FAST
 
 
-def uploaded(
-    operation: PlannedOperation[Any], request: Request, arrays: Arrays, device: int
-) -> dict[str, _core.Operand]:
+def uploaded(request: Request, arrays: Arrays, device: int) -> dict[str, _core.Operand]:
     """The operands of a request on the GPU, by name, in the forms that its plans take."""
+    operation = operation_of(request)
     sent = operation.gpu_forms(request, arrays)
     return {
         label: _upload(sent[label], spec, device)

@@ -380,7 +380,7 @@ def _tuned(
     device = search.device
     arrays = operation.random_arrays(request, np.random.default_rng(seed))
     size = sum(array.nbytes for array in arrays.values())
-    sets = cold_sets(size, device, functools.partial(probe.uploaded, operation, request, arrays, device.index))
+    sets = cold_sets(size, device, functools.partial(probe.uploaded, request, arrays, device.index))
     trial = _Trial(operation, request, search, sets, clock)
     deadline = time.monotonic() + seconds
     timed: list[_Timed] = []

@@ -126,7 +126,7 @@ def run(
     plan_seconds = time.perf_counter() - start
     with progress() as track:
         arrays = operation.random_arrays(request, generator)
-        views = uploaded(operation, request, arrays, made.device)
+        views = uploaded(request, arrays, made.device)
         launches, seconds = _timed(made, operation, views)
         check = checked(made, arrays, views, track=track)
     # The background may have replaced the kernel that the plan began with.

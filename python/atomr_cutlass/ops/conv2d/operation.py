@@ -22,7 +22,7 @@ from ...pipeline.request_options import Option, RequestOptions
 from ..gemm.operation import BATCH_INVARIANT, PRECISION, fields_from
 from . import plans
 from .geometry import FPROP, OPERANDS, WGRAD
-from .kernels import ConvFormulation, ConvSearch
+from .kernels import ConvFormulation
 from .plans import ConvCandidate
 from .request import (
     SUMS_OVER_IMAGES,
@@ -122,9 +122,6 @@ class ConvOperation(PlannedOperation[ConvRequest]):
 
     def result_layout(self, request: ConvRequest) -> str:
         return request.layout.value
-
-    def search(self, request: ConvRequest, device: Device) -> ConvSearch:
-        return request.search(device)
 
     def sample(self, key: KernelKey, epilogue: str, device: Device) -> tuple[ConvRequest, ConvCandidate]:
         """With a filter of nine taps over an image with a border; of more than a tile, as in a GEMM."""

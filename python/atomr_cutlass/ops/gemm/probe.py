@@ -56,6 +56,11 @@ class GemmProbe(Probe[GemmRequest]):
         return VECTOR[kind] if kind is not None else BLOCK if self.request.scaling == "block" else 0
 
     @property
+    def has_amax(self) -> bool:
+        """Whether `amax` is the request's; a tree may have an output of that name."""
+        return self.request.quantized and "amax" in self.arrays
+
+    @property
     def batched(self) -> bool:
         """Whether parts are batches; else they are rows of D."""
         return self.arrays["a"].ndim == 3
@@ -86,7 +91,7 @@ class GemmProbe(Probe[GemmRequest]):
 
     def compute(self, part: Arrays) -> None:
         super().compute(part)
-        if "amax" in part:
+        if self.has_amax:
             if self.tree is not None:
                 self._see_amax(self.tree, part, self.product(part, CutlassDtype.F64))
             self.arrays["amax"][0] = self.amax
@@ -114,11 +119,11 @@ class GemmProbe(Probe[GemmRequest]):
 
     def compare(self, part: Arrays, check: Check) -> None:
         super().compare(part, check)
-        if self.tree is not None and "amax" in part:
+        if self.tree is not None and self.has_amax:
             self._see_amax(self.tree, part, *self.accumulator(part, check.limits))
 
     def finish(self, check: Check) -> None:
-        if "amax" in self.arrays:
+        if self.has_amax:
             error = abs(float(self.arrays["amax"][0]) - self.amax)
             # Written as float32; NaN is no agreement either.
             allowed = self.amax_error + 2.0**-23 * self.amax
@@ -136,7 +141,7 @@ class GemmProbe(Probe[GemmRequest]):
         return part["a"], part["b"], part["c"] if self.request.epilogue.beta != 0 else None
 
     def _scaled(self, part: Arrays) -> dict[str, Any]:
-        return self.how | {name: part[name] for name in ("scale_a", "scale_b") if name in part}
+        return self.how | {name: part[name] for name in ("scale_a", "scale_b") if self.request.scaling is not None}
 
     def _see_amax(self, tree: EpilogueVisitorTree, part: Arrays, acc: Array, error: Array | None = None) -> None:
         """Takes note of the largest magnitude of D before it is stored and, of the accumulator's error, its own."""

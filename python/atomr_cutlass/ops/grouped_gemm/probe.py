@@ -41,4 +41,6 @@ class GroupedGemmProbe(Probe[GroupedGemmRequest]):
 
     def _operands(self, part: Arrays) -> dict[str, Any]:
         """The operands of a group's product, and its scalars."""
-        return self.how | {name: part[name] for name in ("a", "b", "c", "scale_a", "scale_b") if name in part}
+        names = ["a", "b", *(["c"] if self.request.epilogue.beta != 0 else [])]
+        names += ["scale_a", "scale_b"] if self.request.scaling is not None else []
+        return self.how | {name: part[name] for name in names}

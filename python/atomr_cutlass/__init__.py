@@ -50,11 +50,11 @@ if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from .ops.matmul.function import matmul
     from .ops.matmul.request import HeuristicKey, MatmulRequest, ScaleSet
     from .ops.quantize.function import QuantizedArray, dequantize, quantize
-    from .ops.request import GemmEpilogue
     from .pipeline.bindings import BoundPlan
     from .pipeline.explanation import Explanation, explain
     from .pipeline.heuristic import HeuristicCache, heuristics
     from .pipeline.planner import plan
+    from .pipeline.request import GemmEpilogue
     from .pipeline.tune import load_tuning, tune
     from .pipeline.tuning import TuneRecord
     from .serving.actor import CutlassActor
@@ -162,7 +162,7 @@ _DEFERRED = {
     "pipeline.tuning": ("TuneRecord",),
     "ops.quantize.function": ("QuantizedArray", "dequantize", "quantize"),
     "ops.conv2d.request": ("ConvDgradRequest", "ConvFwdRequest", "ConvLayout", "ConvShape", "ConvWgradRequest"),
-    "ops.request": ("GemmEpilogue",),
+    "pipeline.request": ("GemmEpilogue",),
     "ops.gated_gemm.request": ("GatedGemmRequest",),
     "ops.gemm.request": ("GemmLayout", "GemmRequest", "GemmShape"),
     "ops.gemv.request": ("GemvRequest", "GemvShape"),

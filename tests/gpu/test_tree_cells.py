@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import Any
 
@@ -11,20 +10,16 @@ import pytest
 
 import atomr_cutlass as ac
 import every_cell
-from atomr_cutlass import reference
+from atomr_cutlass import GemmEpilogue
 from atomr_cutlass.arrays import numerics, operands
-from atomr_cutlass.epilogue import validate
 from atomr_cutlass.generator.epilogue.lower import GATED_SCALED, has_tree, is_gated, split
 from atomr_cutlass.generator.key import ROW, KernelKey
-from atomr_cutlass.ops.conv2d import plans as conv_plans
-from atomr_cutlass.ops.conv2d import validation as conv_validation
 from atomr_cutlass.ops.conv2d.kernels import ConvFormulation
-from atomr_cutlass.ops.gemm import validation as gemm_validation
-from atomr_cutlass.ops.gemm.plans import launch_once
-from atomr_cutlass.ops.grouped_gemm import plans as grouped_plans
-from atomr_cutlass.pipeline import devices
+from atomr_cutlass.ops.conv2d.problem import formulations
+from atomr_cutlass.pipeline import probe
 from atomr_cutlass.pipeline.candidate import Candidate
-from atomr_cutlass.pipeline.operand_table import spec_of
+from atomr_cutlass.pipeline.operation import operation_of
+from atomr_cutlass.pipeline.request import precision_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
@@ -35,29 +30,17 @@ def _cells(*ops: str) -> list[KernelKey]:
 
 @pytest.mark.parametrize("key", _cells("gemm"), ids=lambda key: key.name)
 def test_gemm(key: KernelKey) -> None:
-    info, device = every_cell.row_of(key), devices.get(0)
-    for epilogue in every_cell.epilogues(key):
-        launch = functools.partial(launch_once, Candidate(key, info, 0.0, None), epilogue, device)
-        assert validate._differences(key, epilogue, 0, launch, gemm_validation.make_probe) == [], epilogue
-    every_cell.right(key, info, "a product and its trees")
+    every_cell.trees_right(key, "a product and its trees")
 
 
 @pytest.mark.parametrize("key", _cells("grouped_gemm"), ids=lambda key: key.name)
 def test_grouped_gemm(key: KernelKey) -> None:
-    info = every_cell.row_of(key)
-    for epilogue in every_cell.epilogues(key):
-        launch = functools.partial(grouped_plans.launch_once, Candidate(key, info, 0.0, None))
-        assert validate._differences(key, epilogue, 0, launch, gemm_validation.make_probe) == [], epilogue
-    every_cell.right(key, info, "a list of one product, and its trees")
+    every_cell.trees_right(key, "a list of one product, and its trees")
 
 
 @pytest.mark.parametrize("key", _cells("conv2d_fprop", "conv2d_dgrad"), ids=lambda key: key.name)
 def test_convolution(key: KernelKey) -> None:
-    info, device = every_cell.row_of(key), devices.get(0)
-    for epilogue in every_cell.epilogues(key):
-        launch = functools.partial(conv_plans.launch_once, Candidate(key, info, 0.0, None), epilogue, device)
-        assert validate._differences(key, epilogue, 0, launch, conv_validation.make_probe) == [], epilogue
-    every_cell.right(key, info, "a convolution and its trees")
+    every_cell.trees_right(key, "a convolution and its trees")
 
 
 @pytest.mark.parametrize(
@@ -67,17 +50,19 @@ def test_convolution(key: KernelKey) -> None:
 )
 def test_activation_of_a_convolution(key: KernelKey) -> None:
     """With a bias."""
-    info, random = every_cell.row_of(key), np.random.default_rng(4)
-    probe = conv_validation.make_probe(key, random, 0)
-    activation = key.epilogue.removeprefix("lc_")
-    bias = validate.normal(random, (probe.acc.shape[1],), key.d)
-    views = {**probe.views, "bias": operands.upload(bias, 0)}
-    problem = replace(probe.problem, bias=spec_of(views["bias"], "bias"), activation=activation)
-    made = conv_plans.make(problem, candidate=Candidate(key, info, 0.0, ConvFormulation(problem)))
-    made(*(views[name] for name in ("a", "b", "bias", "out")), stream=0)
-    tree = ac.EvtBuilder().add_bias("bias", dtype=key.d).activation(activation).build()
-    got = {"out": operands.download(views["out"]).reshape(probe.acc.shape)}
-    assert reference.mismatches(tree, got, probe.acc, probe.error, {"bias": bias}, out_dtype=key.d) == []
+    info = every_cell.row_of(key)
+    followed = GemmEpilogue(bias=True, activation=key.epilogue.removeprefix("lc_"))
+    shape = ac.ConvShape.nhwc(1, key.tile[0] // 8 + 2, 8, 2 * key.tile[2], key.tile[1] + 16, 3, 3, padding=1)
+    request = ac.ConvFwdRequest(
+        shape, dtype=key.a, out_dtype=key.d, epilogue=followed, precision=precision_of(key), batch_invariant=False
+    )
+    without_tree = replace(formulations(request.problem(0))[0], math=key.math)
+    candidate, operation = Candidate(key, info, 0.0, ConvFormulation(without_tree)), operation_of(request)
+    made = operation.plan(request, 0, candidate=candidate)
+    made.request = request
+    arrays = operation.random_arrays(request, np.random.default_rng(4))
+    check = probe.checked(made, arrays, probe.uploaded(request, arrays, 0))
+    assert (made.kernel_name, check.mismatches, check.differences) == (key.name, 0, [])
     every_cell.right(key, info, "a convolution with bias and activation")
 
 

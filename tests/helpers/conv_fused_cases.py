@@ -23,7 +23,7 @@ from atomr_cutlass.ops.conv2d import function as conv_module
 from atomr_cutlass.ops.conv2d import plans as conv_plan
 from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
-from atomr_cutlass.pipeline import devices, select, verify
+from atomr_cutlass.pipeline import devices, probe, select, verify
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.operation import operation_of
 from fused_cases import BLOCK, keys_of
@@ -136,8 +136,10 @@ def case_filters_of_one_tap_are_products() -> None:
             validate._known.clear()
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(validate.validations, "recall", lambda _identity: None)
-                made = conv_plan.make(problem, candidate=candidate, layout=layout)
+                epilogue = candidate.formulation.product or candidate.formulation
+                assert validate.require(candidate, epilogue.problem.epilogue, devices.get(0))
             assert list(validate._known.values()) == [""]
+            made = conv_plan.make(problem, candidate=candidate, layout=layout)
             given = arrays_of(request)
             assert made.slots == ["a", "b", *list(given)[2:]]
             made(*map(operand, given.values()), alpha=3.0, beta=beta)
@@ -188,17 +190,17 @@ def case_epilogues_are_validated() -> None:
 
 def case_a_wrong_kernel_is_refused() -> None:
     validate._known.clear()
-    launch = conv_plan.launch_once
+    written = probe._written
 
-    def spoilt(*given: Any) -> None:
-        launch(*given)
-        out = given[-1]["out"]
-        np.asarray(operands.to_numpy(host(out)))[0, 3, 3, 5] += 1.0
+    def spoilt(*given: Any) -> dict[str, Array]:
+        got = written(*given)
+        got["out"][0, 3, 3, 5] += 1.0
+        return got
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(validate.validations, "recall", lambda _identity: None)
         patch.setattr(validate.validations, "remember", lambda *_: None)
-        patch.setattr(conv_plan, "launch_once", spoilt)
+        patch.setattr(probe, "_written", spoilt)
         with pytest.warns(RuntimeWarning, match="wrong"), pytest.raises(ac.UnsupportedError, match="wrongly"):
             ac.plan(requests()[0])
     validate._known.clear()

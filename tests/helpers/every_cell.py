@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from atomr_cutlass import SmArch
-from atomr_cutlass.epilogue import EvtBuilder
+from atomr_cutlass.epilogue import EvtBuilder, validate
 from atomr_cutlass.generator.epilogue import common
 from atomr_cutlass.generator.epilogue.common import COMMON_ACTIVATIONS, COMMON_ROWS
 from atomr_cutlass.generator.epilogue.lower import LINEAR, SCALED, base_of, epilogue_id, is_common
@@ -34,7 +34,7 @@ from atomr_cutlass.ops.conv2d.geometry import ConvGeometry, conv_geometry, resul
 from atomr_cutlass.ops.conv2d.kernels import ConvFormulation, ConvSearch
 from atomr_cutlass.ops.conv2d.problem import ConvProblem
 from atomr_cutlass.pipeline import devices, table, verification
-from atomr_cutlass.pipeline.candidate import KernelInfo
+from atomr_cutlass.pipeline.candidate import Candidate, KernelInfo
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.problem import MatrixSpec
 
@@ -96,6 +96,14 @@ def row_of(key: KernelKey) -> KernelInfo | None:
     if shared > device.shared_memory:
         pytest.skip(f"{shared} bytes of shared memory are more than {device.name} has")
     return info
+
+
+def trees_right(key: KernelKey, checked: str) -> None:
+    """Asserts that a cell computes each of its trees as the reference does, and records it."""
+    info, device = row_of(key), devices.get(0)
+    for epilogue in epilogues(key):
+        assert validate._differences(Candidate(key, info, 0.0, None), epilogue, device) == [], epilogue
+    right(key, info, checked)
 
 
 def right(key: KernelKey, info: KernelInfo | None, checked: str) -> None:

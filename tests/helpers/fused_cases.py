@@ -25,7 +25,7 @@ from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import with_epilogue
 from atomr_cutlass.ops.gemm import function as gemm_function
 from atomr_cutlass.ops.gemm import plans
-from atomr_cutlass.pipeline import verify
+from atomr_cutlass.pipeline import probe, verify
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.operation import operation_of
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
@@ -318,7 +318,7 @@ def case_trials_are_right() -> None:
 
 def case_trials_count_what_is_wrong() -> None:
     def run(request: ac.GemmRequest, spoil: Callable[[dict[str, Any]], None]) -> int:
-        written = verify._written
+        written = probe._written
 
         def spoilt(*arguments: Any) -> Any:
             got = written(*arguments)
@@ -326,7 +326,7 @@ def case_trials_count_what_is_wrong() -> None:
             return got
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(verify, "_written", spoilt)
+            patch.setattr(probe, "_written", spoilt)
             return verify.run(request).mismatches
 
     def add(name: str) -> Callable[[dict[str, Any]], None]:

@@ -13,7 +13,7 @@ import atomr_cutlass as ac
 import request_calls
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.epilogue import EvtBuilder
-from atomr_cutlass.pipeline import verify
+from atomr_cutlass.pipeline import probe as probes
 from atomr_cutlass.pipeline.operand_table import Arrays
 from atomr_cutlass.pipeline.operation import operation_of, planned_operations
 from atomr_cutlass.pipeline.probe import Check
@@ -59,7 +59,7 @@ class Placed:
         self.request = request
         self._operation, self._slots = operation_of(request), operation_of(request).operands(request)
         self.host: Arrays = self._operation.random_arrays(request, np.random.default_rng(seed))
-        self.views: Mapping[str, Any] = verify.uploaded(self._operation, request, self.host, device)
+        self.views: Mapping[str, Any] = probes.uploaded(request, self.host, device)
 
     @property
     def bound(self) -> Any:
@@ -102,7 +102,7 @@ class Placed:
         given = [self.views[label] for label in labels] if results is None else map(operands.as_operand, results)
         got = dict(zip(labels, map(operands.download, given), strict=True))
         probe = self._operation.probe(self.request, self.host | got)
-        check = Check(self.request.result_dtype, probe.limits(verify._math(self.request, made)))
+        check = Check(self.request.result_dtype, probe.limits(probes._math(self.request, made)))
         for part in probe.parts():
             probe.compare(part, check)
         probe.finish(check)

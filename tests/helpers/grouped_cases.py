@@ -26,8 +26,9 @@ from atomr_cutlass.generator.epilogue.common import bias_and_activation
 from atomr_cutlass.generator.epilogue.lower import COMMON, SCALED_COMMON, epilogue_id
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.ops.grouped_gemm import plans as grouped_plan
+from atomr_cutlass.ops.grouped_gemm import request as grouped_request
 from atomr_cutlass.ops.grouped_gemm.plans import ENTRY
-from atomr_cutlass.pipeline import table
+from atomr_cutlass.pipeline import probe, table
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.operation import operation_of
 from atomr_cutlass.pipeline.problem import MatrixSpec
@@ -44,6 +45,9 @@ def affine(acc: Any, row: Any, factor: Any) -> Any:
 
 
 AFFINE = evt.trace(affine, {"row": evt.Operand("row", D.F32), "factor": evt.Operand("scalar", D.F32)}).tree
+
+
+grouped_request._DTYPES = (*grouped_request._DTYPES, D.F32)  # of the cells here
 
 
 def key(layouts: str, kind: str, align: int, tree: str = "-", activation: str = "-") -> KernelKey:
@@ -482,7 +486,7 @@ def case_epilogues_are_validated() -> None:
         assert list(validate._known.values()) == [""]
         # A kernel that computes something else than its key says.
         validate._known.clear()
-        patch.setattr(validate, "mismatches", lambda *_given, **_named: ["out differs"])
+        patch.setattr(probe, "mismatches", lambda *_given, **_named: ["out differs"])
         kept_plans.clear()
         out[...] = POISON
         with pytest.warns(RuntimeWarning, match="wrong results"):

@@ -22,8 +22,9 @@ from atomr_cutlass import SmArch, _core, heuristics
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.pipeline import devices, planner, planning, select, table, tuning
 from atomr_cutlass.pipeline.candidate import Candidate
-from atomr_cutlass.pipeline.operation import Request, operation_of, planned_operations, request_from
+from atomr_cutlass.pipeline.operation import operation_of, planned_operations, request_from
 from atomr_cutlass.pipeline.plan_cache import kept_plans
+from atomr_cutlass.pipeline.request import Request
 from atomr_cutlass.pipeline.request_options import RequestOptions
 from atomr_cutlass.pipeline.search import KernelSearch
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import request_calls
-from atomr_cutlass.pipeline import devices, verify
+from atomr_cutlass.pipeline import devices, probe, verify
 from atomr_cutlass.pipeline.operation import operation_of
 
 Array = np.ndarray[Any, Any]
@@ -55,7 +55,7 @@ def install(
     monkeypatch.setattr(verify, "plan", planned)
     monkeypatch.setattr(verify, "uploaded", lambda *_: {})
     monkeypatch.setattr(verify, "_timed", lambda *_: (5, 1e-3))
-    monkeypatch.setattr(verify, "_written", written)
+    monkeypatch.setattr(probe, "_written", written)
     return asked
 
 

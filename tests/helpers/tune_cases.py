@@ -89,7 +89,7 @@ def measured(seconds: Callable[[str], float] = drawn, mismatches: Callable[[str]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tune, "Clock", Clock)
         wrong = lambda plan, *_, **__: types.SimpleNamespace(mismatches=mismatches(plan.kernel_name))  # noqa: E731
-        patch.setattr(tune.verify, "checked", wrong)
+        patch.setattr(tune.probe, "checked", wrong)
         yield
     tuning.clear()
 

@@ -34,7 +34,6 @@ from atomr_cutlass.ops.conv2d import reference as conv_reference
 from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.ops.conv2d.problem import formulations
-from atomr_cutlass.ops.conv2d.validation import make_probe
 from atomr_cutlass.pipeline import devices, select, verify
 from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.operation import operation_of
@@ -232,11 +231,11 @@ def test_under_capture_only_what_is_known_is_looked_at(
     monkeypatch.setattr(devices, "driver", lambda: "580.1")
     key = conv_sm90("conv2d_fprop", D.BF16, D.BF16, (128, 128), epilogue=common.bias(D.BF16, "gelu"))
     picked = Candidate(key, fake_table.row(key), 0.0, None)
-    assert validate.require(picked, picked.key.epilogue, H100, _never, make_probe, stream=5) is checked
+    assert validate.require(picked, picked.key.epilogue, H100, stream=5) is checked
     monkeypatch.setattr(validate.validations, "recall", lambda _identity: "out[0, 0] is 1, expected 2")
     monkeypatch.setattr(validate, "_known", {})
     with pytest.raises(UnsupportedError, match="computes its epilogue wrongly"):
-        validate.require(picked, picked.key.epilogue, H100, _never, make_probe, stream=5)
+        validate.require(picked, picked.key.epilogue, H100, stream=5)
 
 
 def test_a_validation_is_of_one_code_and_one_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +253,7 @@ def test_a_validation_is_of_one_code_and_one_driver(monkeypatch: pytest.MonkeyPa
     compiled, built, rebuilt = (Candidate(key, info, 0.0, None) for info in (None, *rows))
 
     def validations(picked: Candidate[None]) -> int:
-        assert validate.require(picked, picked.key.epilogue, H100, _never, make_probe)
+        assert validate.require(picked, picked.key.epilogue, H100)
         return len(known)
 
     assert [validations(one) for one in (compiled, built, rebuilt, compiled, built)] == [1, 2, 3, 3, 3]
@@ -262,10 +261,6 @@ def test_a_validation_is_of_one_code_and_one_driver(monkeypatch: pytest.MonkeyPa
     assert [validations(one) for one in (compiled, built)] == [4, 4]
     installed["driver"] = "590.1"
     assert [validations(one) for one in (compiled, built, rebuilt)] == [5, 6, 7]
-
-
-def _never(*_: Any) -> None:
-    raise AssertionError("launched")
 
 
 def test_trees_of_other_kernels_are_refused() -> None:

@@ -14,12 +14,13 @@ from atomr_cutlass import SmArch
 from atomr_cutlass.generator import records
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.epilogue.common import COMMON_ACTIVATIONS, COMMON_ROWS, form_of
-from atomr_cutlass.generator.epilogue.lower import is_common
+from atomr_cutlass.generator.epilogue.lower import has_tree, is_common, is_gated
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP, WGRAD
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.pipeline import devices, select, verification
+from atomr_cutlass.pipeline.operation import planned_operations
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 H200 = fake_table.H200
@@ -34,6 +35,20 @@ def test_they_go_over_every_cell_that_a_hopper_gpu_runs() -> None:
 def test_every_convolution_has_problems() -> None:
     for key in every_cell.keys(FPROP, DGRAD, WGRAD, want=every_cell.is_plain):
         assert len(every_cell.conv_problems(key, H200)) == 3, key.name
+
+
+@pytest.mark.parametrize("arch", SmArch)
+def test_every_tree_has_a_request_that_validates_it(arch: SmArch) -> None:
+    """The candidate that is launched for it has the kernel, and the tree as the kernel is asked for it."""
+    device = devices.imagined(arch)
+    for key in expand("full", [arch]):
+        if has_tree(key.epilogue) and not is_gated(key.epilogue) and not key.scale_type:
+            operation = planned_operations()[key.op]
+            for epilogue in every_cell.epilogues(key):
+                request, candidate = operation.sample(key, epilogue, device)
+                assert (candidate.key, request.tree is None) == (key, False)
+                problem = getattr(candidate.formulation, "problem", candidate.formulation)
+                assert getattr(problem, "epilogue", epilogue) == epilogue
 
 
 def test_every_tree_is_launched() -> None:

@@ -22,6 +22,8 @@ from atomr_cutlass.ops.gemm import plans, scaled
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.scaled import Scale, Scales, scale_forms
 from atomr_cutlass.pipeline import select
+from atomr_cutlass.pipeline.operation import operation_of
+from atomr_cutlass.pipeline.probe import Check
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, collapse_batches
 from fake_table import H200
 
@@ -329,6 +331,26 @@ def test_amax_is_taken_before_scale_d() -> None:
     amax = np.full(1, np.nan, np.float32)
     got = ac.gemm(a, b, scale_d=np.float32(0.5), amax=amax, out_dtype=D.F32, backend="reference")
     assert float(amax[0]) == 2 * float(np.abs(got).max())
+
+
+def test_operands_of_a_tree_may_have_the_names_of_scales() -> None:
+    tree = (
+        EvtBuilder().scale("scale_d").binary("multiply", "scale_a", "column").quantize("e4m3", "scale", "amax").build()
+    )
+    epilogue, group = ac.GemmEpilogue(tree=tree), ac.GemmShape(16, 32, 16)
+    of_groups = ac.GemmEpilogue(tree=EvtBuilder().scale("scale_a").add_bias("c").build())
+    for request in (
+        ac.GemmRequest(group, dtype=D.BF16, epilogue=epilogue),
+        ac.GroupedGemmRequest(ac.GroupedGemmShape([group]), dtype=D.BF16, epilogue=of_groups),
+    ):
+        operation = operation_of(request)
+        probe = operation.probe(request, operation.random_arrays(request, np.random.default_rng(0)))
+        check = Check(request.result_dtype, probe.limits(request.math))
+        for part in probe.parts():
+            probe.compute(part)
+            probe.compare(part, check)
+        probe.finish(check)
+        assert (check.mismatches, check.differences) == (0, [])
 
 
 def test_numbers_are_scales_too() -> None:

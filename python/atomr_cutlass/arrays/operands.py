@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -175,12 +176,13 @@ def download(operand: _core.Operand) -> np.ndarray[Any, Any]:
 
 
 def copy_in(array: np.ndarray[Any, Any], operand: _core.Operand) -> None:
-    """Writes a host array into a GPU operand; padding between its rows is read and written back."""
+    """Writes a host array into a GPU operand of distinct elements; what lies between them is read and written back."""
     if 0 in operand.shape:
         return
     start, size, view = _host_range(operand)
     memory = np.empty(size, np.uint8)
-    _core.download(start, operand.device, memory)
+    if size > math.prod(operand.shape) * array.itemsize:
+        _core.download(start, operand.device, memory)
     np.copyto(view(memory), array, casting="no")
     _core.upload(start, operand.device, memory)
 

@@ -18,7 +18,9 @@ from ..pipeline import devices, table, verify
 from ..pipeline import plan as plans
 from ..pipeline.explanation import Explanation, explain
 from ..pipeline.operand_table import Arrays
-from ..pipeline.operation import Request, operation_of, request_from
+from ..pipeline.operation import operation_of, request_from
+from ..pipeline.probe import Track
+from ..pipeline.request import Request
 from ..pipeline.request_options import RequestOptions
 from ..pipeline.verify import RunResult
 from . import info as installation
@@ -111,7 +113,7 @@ def _tried(request: Request, jit: str | None = None) -> tuple[RunResult, str]:
 
 
 @contextlib.contextmanager
-def _tracker(request: Request) -> Iterator[verify.Track | None]:
+def _tracker(request: Request) -> Iterator[Track | None]:
     """A progress bar on a terminal, for loops of more than about two seconds."""
     if operation_of(request).products(request) < 1e10 or not sys.stderr.isatty():
         yield None

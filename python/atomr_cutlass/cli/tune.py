@@ -15,8 +15,9 @@ from rich.progress import track
 
 from ..errors import InvalidOperandError
 from ..pipeline import profiler_csv
-from ..pipeline.operation import Request, request_from
+from ..pipeline.operation import request_from
 from ..pipeline.pack_build import dask_cluster
+from ..pipeline.request import Request
 from ..pipeline.request_options import RequestOptions
 from ..pipeline.tune import import_csv, tune
 from .options import AsJson, of_a_request, request_options

@@ -383,26 +383,6 @@ def operand_names(tree: EpilogueVisitorTree) -> tuple[str, ...]:
     return (*(operand.name for operand in tree.inputs), *(operand.name for operand in tree.outputs))
 
 
-def check_tree(tree: EpilogueVisitorTree, result: CutlassDtype, product: Collection[str]) -> None:
-    """Refuses a tree that does not go with a request.
-
-    Args:
-        tree: the tree.
-        result: element type of D.
-        product: the names of the product's operands.
-
-    Raises:
-        InvalidOperandError: it decides another element type, or has an operand of such a name.
-    """
-    if tree.result_dtype not in (None, result):
-        raise InvalidOperandError(f"the epilogue casts D to {tree.result_dtype.value}; out_dtype says {result.value}")
-    for name in operand_names(tree):
-        if name in product:
-            raise InvalidOperandError(
-                f"the epilogue has an operand {name!r}, which is the name of one of the product's: rename it"
-            )
-
-
 def _element(view: _core.Operand, name: str) -> CutlassDtype | None:
     """An element type, None for bytes."""
     return None if view.dtype == BYTE else operands.dtype_of(view, name)

@@ -8,58 +8,27 @@ look again.
 
 from __future__ import annotations
 
-import math
+import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from .. import _core
-from ..arrays import numerics, operands, symbols
+from ..arrays import symbols
 from ..errors import InvalidOperandError, UnsupportedError
-from ..generator.dtypes import CutlassDtype
-from ..generator.epilogue.lower import SOURCE, is_common, split
-from ..generator.epilogue.tree import COLUMN, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree
-from ..generator.key import KernelKey
+from ..generator.epilogue.lower import is_common
 from ..jit import kernels, validations
 from ..jit.keyed_locks import KeyedLocks
 from ..pipeline import devices
 from ..pipeline.candidate import Candidate
 from ..pipeline.devices import Device
-from ..reference.tolerance import tolerance
-from ..reference.tree_error import mismatches
-from .bound import Fusion, array_shape, fusion_of
+from ..pipeline.operation import planned_operations
+from ..pipeline.probe import checked, uploaded
 
 VARIABLE = "ATOMR_CUTLASS_CHECK_EPILOGUES"
 """`on` (the default) or `off`."""
-
-Array: TypeAlias = "np.ndarray[Any, Any]"
-Launch = Callable[[Any, Fusion, Mapping[str, _core.Operand]], None]
-"""Launches the kernel that is validated for a problem over arrays on the GPU: a, b, out and the tree's operands."""
-
-
-class Probe(NamedTuple):
-    """A small problem.
-
-    Attributes:
-        problem: the operation's, which a launch is given.
-        views: of a, b and out, on the GPU.
-        acc: what the tree gets, (M, N): sums of products.
-        absolute: the sums of the products' magnitudes.
-        k: the number of products in a sum.
-    """
-
-    problem: Any
-    views: dict[str, _core.Operand]
-    acc: Array
-    absolute: Array
-    k: int
-
-
-MakeProbe = Callable[[KernelKey, np.random.Generator, int], Probe]
-"""Makes a small problem for a kernel, of random operands, on the GPU of an index."""
 
 _known: dict[str, str] = {}
 _locks = KeyedLocks()
@@ -81,8 +50,6 @@ def require(
     candidate: Candidate[Any],
     epilogue: str,
     device: Device,
-    launch: Launch,
-    make_probe: MakeProbe,
     *,
     stream: int | None = None,
     in_background: bool = False,
@@ -98,8 +65,6 @@ def require(
         candidate: the kernel, whose epilogue is a tree.
         epilogue: the problem's, which a kernel is told that computes several.
         device: where it runs.
-        launch: see `Launch`.
-        make_probe: makes the small problem.
         stream: where the plan will be launched first. The check works on streams of its own, which the capture of a
             graph would not allow: while this one is captured, nothing but what is remembered is looked at.
         in_background: whether the caller's streams, any of which may be captured, go on meanwhile: the same then.
@@ -127,7 +92,7 @@ def require(
             return False
         if wrong is None:
             symbols.refuse()
-            wrong = "; ".join(_differences(key, asked, device.index, launch, make_probe))
+            wrong = "; ".join(_differences(candidate, asked, device))
             validations.remember(identity, wrong)
             if wrong:
                 warnings.warn(f"the first use of an epilogue gave wrong results: {wrong}", RuntimeWarning, stacklevel=2)
@@ -140,46 +105,11 @@ def require(
     return True
 
 
-def _differences(key: KernelKey, epilogue: str, device: int, launch: Launch, make_probe: MakeProbe) -> list[str]:
+def _differences(candidate: Candidate[Any], epilogue: str, device: Device) -> list[str]:
     """Describes how the results of a small problem differ from the reference; empty if they do not."""
-    program = split(epilogue)[1].replace(f"input:{SOURCE}:", f"input:{MATRIX}:")
-    tree = EpilogueVisitorTree.parse(program)
-    random = np.random.default_rng(20)
-    made = make_probe(key, random, device)
-    m, n = made.acc.shape
-    given = {operand.name: _operand(random, operand.kind, operand.dtype, m, n) for operand in tree.inputs}
-
-    views = {name: operands.upload(array, device) for name, array in given.items()}
-    views |= made.views
-    for output in tree.outputs:
-        element = operands.BYTE if output.dtype is None else output.dtype.dlpack
-        _, views[output.name] = operands.empty_of(array_shape(output, (m, n)), element, device, None)
-    for name in (RESULT, *(operand.name for operand in tree.outputs)):
-        _poison(views[name])
-    launch(made.problem, fusion_of(tree, views), views)
-    got = {name: operands.download(views[name]) for name in (RESULT, *(operand.name for operand in tree.outputs))}
-    got[RESULT] = got[RESULT].reshape(m, n)
-    exact = CutlassDtype.F64 if key.acc is CutlassDtype.F64 else CutlassDtype.F32
-    limits = tolerance(key.a, exact, made.k, key.math)
-    error = limits.atol_factor * made.absolute + limits.rtol * np.abs(made.acc)
-    return mismatches(tree, got, made.acc, error, given, out_dtype=key.d)
-
-
-def normal(random: np.random.Generator, shape: tuple[int, ...], dtype: CutlassDtype) -> Array:
-    """Random values that an element type holds, normally distributed where it is not one of integers."""
-    if dtype in numerics.INTEGER_DTYPES:
-        return random.integers(-8, 9, shape).astype(numerics.numpy_dtype(dtype))
-    return numerics.saturating_cast(random.standard_normal(shape), dtype)
-
-
-def _operand(random: np.random.Generator, kind: str, dtype: CutlassDtype | None, m: int, n: int) -> Array:
-    if dtype is None:
-        return random.integers(0, 256, (m, -(-n // 8)), np.uint8)
-    shape = {SCALAR: (1,), ROW: (n,), COLUMN: (m, 1), MATRIX: (m, n)}[kind]
-    return normal(random, shape, dtype)
-
-
-def _poison(view: _core.Operand) -> None:
-    """Bytes that no result is likely to be: NaN in the floating types."""
-    size = math.prod(view.shape) * view.dtype[1] // 8
-    _core.upload(view.pointer, view.device, np.full(size, 0xFF, np.uint8))
+    operation = planned_operations()[candidate.key.op]
+    request, alone = operation.sample(candidate.key, epilogue, device)
+    made = operation.plan(request, device.index, candidate=dataclasses.replace(alone, info=candidate.info))
+    made.request = request
+    arrays = operation.random_arrays(request, np.random.default_rng(20))
+    return checked(made, arrays, uploaded(request, arrays, device.index)).differences

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,12 @@ from ..arrays import operands
 from ..arrays.operands import BYTE, CPU, CUDA
 from ..errors import InvalidOperandError
 from .operand_table import OperandSlot
-from .operation import Request, operation_of
+from .operation import operation_of
 from .plan_cache import PlanKey
-from .problem import MatrixSpec
+from .problem import MatrixSpec, lies_alike
+
+if TYPE_CHECKING:
+    from .request import Request
 
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -93,9 +96,10 @@ class Weights:
         """Writes the values into an operand of dense memory that `check` has let through; see `Binding.refit`."""
         source = self._source
         if not isinstance(source, _core.Operand):
-            _upload(source, target)
+            if self.size:
+                _core.upload(target.pointer, target.device, source)
         elif source.device_type == CPU:
-            _upload(_in_memory_order(operands.to_numpy(source), target), target)
+            operands.copy_in(operands.to_numpy(source), target)
         elif source.pointer != target.pointer and self.size:
             _core.copy_async(target.pointer, source.pointer, self.size, target.device, self.stream)
 
@@ -264,26 +268,14 @@ class BoundPlan:
 
 
 def _alike(view: _core.Operand, strides: tuple[int, ...]) -> bool:
-    """Whether elements lie so: the stride of a dimension of one element, or of no elements at all, says nothing."""
-    if 0 in view.shape:
-        return True
-    pairs = zip(view.shape, view.strides, strides, strict=True)
-    return all(extent == 1 or own == wanted for extent, own, wanted in pairs)
+    """Whether elements lie so; strides of no elements at all say nothing."""
+    return 0 in view.shape or lies_alike(view.shape, view.strides, strides)
 
 
 def _settled(view: _core.Operand) -> _core.Operand:
     """The same operand, said not to be written by launches that may still be running."""
-    return _core.Operand(
-        view.pointer,
-        view.shape,
-        view.strides,
-        view.dtype,
-        view.device_type,
-        view.device,
-        read_only=view.read_only,
-        owner=view,
-        settled=True,
-    )
+    layout = view.pointer, view.shape, view.strides, view.dtype, view.device_type, view.device
+    return _core.Operand(*layout, read_only=view.read_only, owner=view, settled=True)
 
 
 def arrays_of(slot: OperandSlot, given: Any) -> list[tuple[str, Any]]:
@@ -317,21 +309,3 @@ def _bytes_of(weights: Any) -> _Bytes | None:
         return np.frombuffer(memoryview(weights).cast("B"), np.uint8)
     except (TypeError, ValueError) as error:
         raise InvalidOperandError(f"weights are bytes that do not lie together: {error}") from error
-
-
-def _in_memory_order(host: np.ndarray[Any, Any], target: _core.Operand) -> _Bytes:
-    """The bytes of a host array, in the order in which a dense operand has its elements."""
-    memory = np.empty(_size(target), np.uint8)
-    if memory.size:
-        strides = [
-            0 if extent == 1 else stride * host.itemsize
-            for extent, stride in zip(target.shape, target.strides, strict=True)
-        ]
-        laid: np.ndarray[Any, Any] = np.ndarray(target.shape, host.dtype, memory, 0, strides)
-        np.copyto(laid, host, casting="no")
-    return memory
-
-
-def _upload(source: _Bytes, target: _core.Operand) -> None:
-    if source.size:
-        _core.upload(target.pointer, target.device, source)

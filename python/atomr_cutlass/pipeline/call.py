@@ -51,22 +51,19 @@ def stored(*environment: str, **arrays: str) -> Callable[[FunctionT], FunctionT]
     labels = {parameter: operand for operand, parameter in arrays.items()} | {name: name for name in _LABELS}
 
     def store(function: FunctionT) -> FunctionT:
-        code = function.__code__
-        positional, count = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
-        defaults = function.__defaults__ or ()
-        given = dict(zip(code.co_varnames[positional - len(defaults) : positional], defaults, strict=True))
-        given |= function.__kwdefaults__ or {}
+        signature = inspect.signature(function).parameters.values()
+        named = [parameter for parameter in signature if parameter.kind is not parameter.VAR_KEYWORD]
         parameters = [
             (
-                name,
-                "array" if name in arrays.values() else _ROLES.get(name, "option"),
-                labels.get(name, ""),
-                (given[name],) if name in given else (),
+                parameter.name,
+                "array" if parameter.name in arrays.values() else _ROLES.get(parameter.name, "option"),
+                labels.get(parameter.name, ""),
+                () if parameter.default is parameter.empty else (parameter.default,),
             )
-            for name in code.co_varnames[:count]
+            for parameter in named
         ]
-        known = frozenset(name for name, *_ in parameters)
-        takes_others = bool(code.co_flags & inspect.CO_VARKEYWORDS)
+        positional = sum(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in named)
+        known, takes_others = {parameter.name for parameter in named}, len(named) < len(signature)
         variables = [kernels.POLICY_VARIABLE, *environment]
 
         @functools.wraps(function)
@@ -125,13 +122,8 @@ class ParsedCall:
     @classmethod
     def of(cls, invocation: Invocation) -> ParsedCall:
         """A call with its results allocated, from where the caller works, for the launch stream that is current."""
-        results = {
-            name: Result(result.shape, result.element, *operands.empty_of(
-                result.shape, result.element, next(iter(invocation.inputs.values())).device, invocation.call.like
-            )) if invocation.on_gpu and result.view is None else result
-            for name, result in invocation.results.items()
-        }  # fmt: skip
-        return cls(replace(invocation, results=results), operands.launch_stream().handle)
+        allocated = _allocated(invocation) if invocation.on_gpu else invocation
+        return cls(allocated, operands.launch_stream().handle)
 
     @property
     def on_gpu(self) -> bool:
@@ -141,7 +133,7 @@ class ParsedCall:
     @property
     def device(self) -> int:
         """Index of the GPU, of that which serves host arrays for these."""
-        return next(iter(self.invocation.inputs.values())).device if self.on_gpu else 0
+        return self.invocation.first.device if self.on_gpu else 0
 
     def on(self, stream: int) -> ParsedCall:
         """The same on another stream."""
@@ -155,7 +147,7 @@ class ParsedCall:
 
 def _served(invocation: Invocation, pending: _core.PendingCall | None) -> Any:
     """Runs a call, and keeps its plan for others like it, unless `pending` is None."""
-    first = next(iter(invocation.inputs.values()))
+    first = invocation.first
     by_numpy = invocation.numpy_on_host and first.device_type == CPU
     if by_numpy or on_reference(invocation.call.options.backend, first):
         return _on_reference(invocation)
@@ -165,97 +157,84 @@ def _served(invocation: Invocation, pending: _core.PendingCall | None) -> Any:
     return _on_host(invocation) if first.device_type == CPU else _on_gpu(invocation, pending)
 
 
-@dataclass(frozen=True)
-class _Results:
-    """The results of a call on a GPU.
-
-    Attributes:
-        arrays: the caller's, by name.
-        made: those that are new; None for JAX, which imports finished results only.
-        views: of all operands, results among them.
-    """
-
-    arrays: dict[str, Any]
-    made: dict[str, Any]
-    views: dict[str, _core.Operand]
-
-    @classmethod
-    def of(cls, invocation: Invocation) -> _Results:
-        """Those of a call, new ones allocated."""
-        call, views = invocation.call, dict(invocation.inputs)
-        first, arrays, made = next(iter(views.values())), {RESULT: call.out}, {}
-        for name, result in invocation.results.items():
-            arrays[name] = result.array
-            if result.view is None:
-                made[name], views[name] = operands.empty_of(result.shape, result.element, first.device, call.like)
-            else:
-                views[name] = result.view
-                if result.array is None:  # of JAX
-                    made[name] = None
-        return cls(arrays, made, views)
+def _allocated(invocation: Invocation) -> Invocation:
+    """A call on a GPU with its new results allocated."""
+    device, like = invocation.first.device, invocation.call.like
+    results = {
+        name: Result(result.shape, result.element, *operands.empty_of(result.shape, result.element, device, like), True)
+        if result.view is None else result
+        for name, result in invocation.results.items()
+    }  # fmt: skip
+    return replace(invocation, results=results)
 
 
 _Learned: TypeAlias = "tuple[list[tuple[Any, ...]], _core.Blueprint, Callable[[_core.Blueprint, Any], Plan]]"
 """The program of a traced plan, and what launches it again."""
 
 
-def _traced(call: Call, pending: _core.PendingCall) -> tuple[Invocation, _Results, Plan, _Learned] | None:
+def _traced(
+    call: Call, pending: _core.PendingCall
+) -> tuple[Invocation, dict[str, _core.Operand], Plan, _Learned] | None:
     """A call that is planned with symbols for extents; None where its plan depends on more, or there is none."""
     try:
         with symbols.tracing(pending.inputs()) as trace:
             invocation = call.parse(call)
-            first = next(iter(invocation.inputs.values()))
+            first = invocation.first
             if call.parsed or not invocation.on_gpu or on_reference(call.options.backend, first):
                 return None
             invocation.check_kernels()
             stream = operands.launch_stream().handle
             if invocation.by_reference or invocation.empty or _core.capturing(first.device, stream):
                 return None
-            results = _Results.of(invocation)
-            plan = invocation.plan(results.views, like=call.like, stream=stream)
+            invocation = _allocated(invocation)
+            plan = invocation.plan(invocation.views, like=call.like, stream=stream)
     except Warning:  # that is an error here: it is not given again
         raise
     except Exception:  # noqa: BLE001 - which planning without symbols meets again, if it is the call's
         return None
     if plan.cached_launch is None or not plan.checked:
         return None
-    views = {name: symbols.plain_view(view) for name, view in results.views.items()}
-    return invocation, replace(results, views=views), plan, (trace.program, *plan.cached_launch)
+    views = {name: symbols.plain_view(view) for name, view in invocation.views.items()}
+    return invocation, views, plan, (trace.program, *plan.cached_launch)
 
 
 def _on_gpu(invocation: Invocation, pending: _core.PendingCall | None) -> Any:
-    results, stream = _Results.of(invocation), operands.launch_stream().handle
+    invocation, stream = _allocated(invocation), operands.launch_stream().handle
+    views = invocation.views
     if invocation.empty:
-        invocation.write_nothing(results.views, stream)
-        return _finished(invocation, results, stream)
+        invocation.write_nothing(views, stream)
+        return _finished(invocation, views, stream)
     kept = None if pending is None else pending.plan
-    plan = invocation.plan(results.views, like=invocation.call.like, stream=stream) if kept is None else kept
-    return _launched(invocation, results, plan, None, pending if kept is None else None)
+    plan = invocation.plan(views, like=invocation.call.like, stream=stream) if kept is None else kept
+    return _launched(invocation, views, plan, None, pending if kept is None else None)
 
 
 def _launched(
-    invocation: Invocation, results: _Results, plan: Any, learned: _Learned | None, pending: _core.PendingCall | None
-) -> Any:
+    invocation: Invocation, views: dict[str, _core.Operand], plan: Any, learned: _Learned | None,
+    pending: _core.PendingCall | None,
+) -> Any:  # fmt: skip
     """Launches a plan, and keeps it unless `pending` is None, with what has been learned of it."""
     stream = operands.launch_stream().handle
-    names, taken = _launch(invocation, results.views, plan, stream)
+    names, taken = _launch(invocation, views, plan, stream)
     if pending is not None and plan.checked:
-        results_of = invocation.results.items()
         new = [
-            (name, symbols.symbolic(result.shape), result.element) for name, result in results_of if result.view is None
-        ]
+            (name, symbols.symbolic(result.shape), result.element)
+            for name, result in invocation.results.items() if result.made
+        ]  # fmt: skip
         call, axes = invocation.call, list(invocation.axes)
         pending.keep(
             plan, names, taken, new, invocation.arrange, axes, call.scalars, call.parsed, learned, invocation.memory
         )
-    return _finished(invocation, results, stream)
+    return _finished(invocation, views, stream)
 
 
-def _finished(invocation: Invocation, results: _Results, stream: int) -> Any:
-    """The results as the caller gets them."""
-    arrays = dict(results.arrays)
-    for name, array in results.made.items():
-        arrays[name] = invocation.present(operands.finished(array, results.views[name], stream))
+def _finished(invocation: Invocation, views: Mapping[str, _core.Operand], stream: int) -> Any:
+    """The results on a GPU as the caller gets them."""
+    arrays = {RESULT: invocation.call.out}
+    for name, result in invocation.results.items():
+        arrays[name] = array = result.array
+        if result.made or array is None:  # new, or of JAX
+            arrays[name] = invocation.present(operands.finished(array, views[name], stream))
     return invocation.returned(arrays)
 
 
@@ -281,28 +260,24 @@ def _launch(
 
 
 def _on_reference(invocation: Invocation) -> Any:
-    return _delivered(
-        invocation, invocation.reference({name: invocation.fetch(view) for name, view in invocation.inputs.items()})
-    )
+    computed = invocation.reference({name: invocation.fetch(view) for name, view in invocation.inputs.items()})
+    if not invocation.on_gpu:
+        return _delivered(invocation, computed)
+    invocation = _allocated(invocation)
+    views = invocation.views
+    for name, values in computed.items():
+        operands.copy_in(values.reshape(invocation.results[name].shape), views[name])
+    return _finished(invocation, views, 0)
 
 
 def _delivered(invocation: Invocation, computed: Mapping[str, AnyArray]) -> Any:
     """Host results, in the caller's arrays or in new ones of the kind of the first operand."""
-    call = invocation.call
-    device = next(iter(invocation.inputs.values())).device
-    arrays = {RESULT: call.out}
+    arrays = {RESULT: invocation.call.out}
     for name, values in computed.items():
-        shape, element, array, view = invocation.results[name]
-        if view is not None:
-            if invocation.on_gpu:
-                operands.copy_in(values.reshape(shape), view)
-            else:
-                np.copyto(operands.to_numpy(view), values.reshape(shape), casting="no")
-        elif invocation.on_gpu:
-            array, view = operands.empty_of(shape, element, device, call.like)
-            operands.copy_in(values, view)
-            array = invocation.present(operands.finished(array, view, 0))
+        result = invocation.results[name]
+        if result.view is None:
+            arrays[name] = invocation.present(operands.host_result(values, invocation.call.like))
         else:
-            array = invocation.present(operands.host_result(values, call.like))
-        arrays[name] = array
+            np.copyto(operands.to_numpy(result.view), values.reshape(result.shape), casting="no")
+            arrays[name] = result.array
     return invocation.returned(arrays)

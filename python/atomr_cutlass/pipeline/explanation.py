@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..checks import check_options
 from ..errors import CutlassError, KernelNotFoundError, UnsupportedError
@@ -17,10 +17,13 @@ from ..jit import kernels
 from . import devices, select, table
 from .candidate import Candidate
 from .heuristic import heuristics
-from .operation import Request, described, operation_of
+from .operation import described, operation_of
 from .search import KernelSearch
 from .select import FAR, WORTHWHILE, better_cell
 from .verification import verification
+
+if TYPE_CHECKING:
+    from .request import Request
 
 TMA_CAPABILITY = (9, 0)
 """From here on there are newer generations than sm80."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -33,13 +34,15 @@ class Result(NamedTuple):
         shape: its extents, as kernels have them.
         element: DLPack's (type code, bits).
         array: the caller's; None where a new one is made.
-        view: of the caller's.
+        view: of that array.
+        made: whether the array is a new one, which JAX imports only when it is finished.
     """
 
     shape: tuple[int, ...]
     element: tuple[int, int]
     array: Any = None
     view: _core.Operand | None = None
+    made: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,11 @@ class Call:
     @property
     def scalars(self) -> tuple[float, float]:
         """Alpha and beta, with the scale factors that are numbers."""
-        return folded(self.options.alpha, self.options.beta, numbers_of(self.arrays))
+        alpha, beta, numbers = self.options.alpha, self.options.beta, numbers_of(self.arrays)
+        if not numbers:
+            return alpha, beta
+        of_d = float(numbers.get("scale_d", 1))
+        return math.prod(map(float, numbers.values()), start=float(alpha)), float(beta) * of_d
 
     def check(self, function: str, **more: Any) -> None:
         """Checks everything that needs no array.
@@ -148,9 +155,20 @@ class Invocation(abc.ABC):
     numpy_on_host: ClassVar[bool] = False
 
     @property
+    def first(self) -> _core.Operand:
+        """The operand that decides about the device."""
+        return next(iter(self.inputs.values()))
+
+    @property
     def on_gpu(self) -> bool:
         """Whether the operands are on a GPU."""
-        return next(iter(self.inputs.values())).device_type == CUDA
+        return self.first.device_type == CUDA
+
+    @property
+    def views(self) -> dict[str, _core.Operand]:
+        """All operands on a GPU, results among them, by name."""
+        results = ((name, result.view) for name, result in self.results.items())
+        return self.inputs | {name: view for name, view in results if view is not None}
 
     def present(self, array: Any) -> Any:
         """An array or a view with its dimensions in the caller's order."""
@@ -226,13 +244,3 @@ def _labels(name: str, count: int) -> tuple[str, ...]:
 def numbers_of(arrays: Mapping[str, Any]) -> dict[str, float]:
     """The scales that are numbers."""
     return {name: arrays[name] for name in SCALES if isinstance(arrays.get(name), NUMBERS)}
-
-
-def folded(alpha: float, beta: float, numbers: Mapping[str, float]) -> tuple[float, float]:
-    """The scalars, multiplied by the scales that are numbers."""
-    if not numbers:
-        return alpha, beta
-    alpha, beta = float(alpha), float(beta)
-    for scale in numbers.values():
-        alpha *= float(scale)
-    return alpha, beta * float(numbers["scale_d"]) if "scale_d" in numbers else beta

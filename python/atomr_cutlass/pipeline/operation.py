@@ -1,4 +1,4 @@
-"""Operations: the protocol that each implements once, and the registry through which everything else reaches them."""
+"""Operations: the class that each implements once, and the registry through which everything else reaches them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import importlib
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..errors import InvalidOperandError
-from ..generator.archs import SmArch
-from ..generator.dtypes import CutlassDtype
-from ..generator.epilogue.tree import EpilogueVisitorTree
 from .operand_table import Arrays, OperandSlot, random_arrays
-from .plan_cache import PlanKey
 from .request_options import Option, RequestOptions
 
-if TYPE_CHECKING:  # the protocol names types that only operations construct
+if TYPE_CHECKING:  # signatures name types that only operations construct
     import numpy as np
 
+    from ..generator.key import KernelKey
+    from .call import ParsedCall
+    from .candidate import Candidate
     from .devices import Device
     from .plan import Plan
     from .probe import Probe
+    from .request import Request
     from .search import KernelSearch
 
 FOLDERS = ("gemm", "gated_gemm", "gemv", "grouped_gemm", "conv2d", "matmul", "quantize")
@@ -42,65 +42,8 @@ NO_CHECK = MappingProxyType({"check": "extents are those of the arrays' shapes, 
 """Of operations that read no extents on the device."""
 
 
-class Epilogue(Protocol):
-    """The epilogue of a request."""
-
-    @property
-    def alpha(self) -> float:
-        """Factor of the product."""
-
-    @property
-    def beta(self) -> float:
-        """Factor of C."""
-
-
-class Request(Protocol):
-    """The description that a plan is made from: extents, element types and layouts, without arrays."""
-
-    def __hash__(self) -> int:
-        """Of its values."""
-
-    @property
-    def shape(self) -> Any:
-        """Its extents: a dataclass of the operation's own."""
-
-    @property
-    def dtype(self) -> CutlassDtype:
-        """The element type of the operands."""
-
-    @property
-    def arch(self) -> SmArch | None:
-        """The target; None is the GPU's own."""
-
-    @property
-    def epilogue(self) -> Epilogue:
-        """The scalars, and what else follows the product."""
-
-    @property
-    def binding(self) -> str | None:
-        """The name of the operand that a plan keeps, or None."""
-
-    @property
-    def math(self) -> str:
-        """The math mode of the kernel's key."""
-
-    @property
-    def result_dtype(self) -> CutlassDtype:
-        """The element type of the result."""
-
-    @property
-    def tree(self) -> EpilogueVisitorTree | None:
-        """The tree that is applied to the product; None if the epilogue needs none."""
-
-    def plan_key(self) -> PlanKey:
-        """The key of this request's plan."""
-
-    def render_cu(self) -> tuple[str, str]:
-        """(source, name) of the best kernel of the matrix."""
-
-
 T = TypeVar("T")
-RequestT = TypeVar("RequestT", bound=Request)
+RequestT = TypeVar("RequestT", bound="Request")
 
 
 class Operation:
@@ -125,35 +68,13 @@ class Operation:
     message: str | None = None
 
 
-class Call(Protocol):
-    """A request with its arrays checked, before it is computed."""
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the arrays are on a GPU."""
-
-    @property
-    def device(self) -> int:
-        """Index of the GPU."""
-
-    @property
-    def stream(self) -> int:
-        """Where the work goes."""
-
-    def on(self, stream: int) -> Call:
-        """The same on another stream."""
-
-    def run(self) -> Any:
-        """Computes; returns the result, which on a GPU is in flight on the stream."""
-
-
 class CallOperation(Operation, abc.ABC):
     """An operation whose requests have their arrays, and may have a `reply`."""
 
     unplanned = "a request has its arrays: there is none without"
 
     @abc.abstractmethod
-    def call(self, request: Any) -> Call:
+    def call(self, request: Any) -> ParsedCall:
         """Checks the arrays of a request."""
 
 
@@ -246,13 +167,13 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
         """
         return "nhwc"
 
-    @abc.abstractmethod
     def search(self, request: RequestT, device: Device) -> KernelSearch[Any] | None:
         """The kernels of a request; None where the result has no elements, so that nothing is launched.
 
         Raises:
             CutlassError: no kernel ever serves it; says why.
         """
+        return request.search(device)
 
     def random_arrays(self, request: RequestT, generator: np.random.Generator) -> Arrays:
         """Random operands on the host, in the forms that the reference takes; results hold what no kernel computes."""
@@ -261,6 +182,16 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
     def gpu_forms(self, request: RequestT, arrays: Arrays) -> Arrays:
         """The operands of `random_arrays` in the forms that plans take."""
         return arrays
+
+    @abc.abstractmethod
+    def sample(self, key: KernelKey, epilogue: str, device: Device) -> tuple[RequestT, Candidate[Any]]:
+        """A small request whose tree is that of a kernel's epilogue, and the kernel as a candidate for it.
+
+        Args:
+            key: the kernel, which has a tree.
+            epilogue: the one with that tree, of those that the kernel computes.
+            device: where it is launched.
+        """
 
     @abc.abstractmethod
     def probe(self, request: RequestT, arrays: Arrays) -> Probe[RequestT]:

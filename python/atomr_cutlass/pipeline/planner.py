@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from ..checks import check_index, check_options
 from . import devices
 from .bindings import BoundPlan
 from .call_options import documented
-from .operation import Request, operation_of
+from .operation import operation_of
 from .plan import Plan
 from .planning import PlanOptions
+
+if TYPE_CHECKING:
+    from .request import Request
 
 
 @overload

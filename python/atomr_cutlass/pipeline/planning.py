@@ -16,6 +16,7 @@ from ..arrays import symbols
 from ..arrays.views import BYTE
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.archs import SmArch
+from ..generator.epilogue.lower import has_tree, is_gated
 from ..jit import kernels
 from . import select
 from .call_options import documented
@@ -46,6 +47,7 @@ class PlanOptions:
         use: the use that the kernel is remembered for, beside the problem; None: there is none.
         in_background: whether another thread than the call's makes the plan, beside which streams may be captured: an
             epilogue is not validated there, and the plan says so; see `Plan.checked`.
+        candidate: the kernel, which need not be the best one and is not validated; None chooses it.
 
     Raises:
         InvalidOperandError: `backend` is not one of BACKENDS.
@@ -63,6 +65,7 @@ class PlanOptions:
     batch_invariant: bool = False
     use: KernelUse | None = None
     in_background: bool = False
+    candidate: Candidate[Any] | None = None
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -73,20 +76,9 @@ DEFAULT_OPTIONS = PlanOptions()
 
 Build = Callable[[Candidate[F], PlanOptions], Plan]
 """Makes the plan of a problem with one of its kernels."""
-Validated = Callable[[Candidate[F], PlanOptions], bool]
-"""Validates a kernel's epilogue at its first use; whether that is settled (see `validate.require`)."""
 
 
-def plan_with(candidate: Candidate[F], build: Build[F], options: PlanOptions, validated: Validated[F] | None) -> Plan:
-    """The plan with one kernel, which need not be the best; arguments and errors are those of `planned`."""
-    made = build(candidate, options)
-    made.checked = validated is None or validated(candidate, options)
-    return made
-
-
-def planned(
-    search: KernelSearch[F], build: Build[F], options: PlanOptions, validated: Validated[F] | None = None
-) -> Plan:
+def planned(search: KernelSearch[F], build: Build[F], options: PlanOptions) -> Plan:
     """A plan with a kernel of a search.
 
     Where that is one of the table and a much better one is being compiled, launches switch to that when it is ready. If
@@ -96,12 +88,13 @@ def planned(
         search: the kernels of a problem.
         build: makes the plan of a candidate. It outlives the call where a kernel is compiled in the background.
         options: of the plan.
-        validated: validates the epilogue of a candidate; None: there is nothing to validate.
 
     Raises:
         UnsupportedError, KernelNotFoundError: as `select.choose`; or every kernel needs more workspace, or one must be
             compiled and the stream is being captured.
     """
+    if options.candidate is not None:
+        return build(options.candidate, options)
     backend, workspace_size, use = options.backend, options.workspace_size, options.use
     search.named = heuristics.wanted(use, search.tuned_problem)
     if workspace_size is not None:
@@ -115,7 +108,14 @@ def planned(
         symbols.refuse()  # the plan is replaced, or waits for a compiler
 
     def plan_of(candidate: Candidate[F], options: PlanOptions = options) -> Plan:
-        return plan_with(candidate, build, options, validated)
+        made, epilogue = build(candidate, options), search.epilogue_of(candidate)
+        if has_tree(epilogue) and not is_gated(epilogue):
+            from ..epilogue import validate  # loads the reference, which only trees need here
+
+            made.checked = validate.require(
+                candidate, epilogue, search.device, stream=options.stream, in_background=options.in_background
+            )
+        return made
 
     made = plan_of(candidate)
     if workspace_size is not None and made.workspace_bytes > workspace_size:
@@ -124,7 +124,11 @@ def planned(
             if smaller.workspace_bytes <= workspace_size:
                 made, candidate = smaller, other
                 break
-    refuse_workspace(made, workspace_size)
+        else:
+            raise UnsupportedError(
+                f"{made.kernel_name} needs {made.workspace_bytes} bytes of workspace; workspace_size is "
+                f"{workspace_size}: give as much, or None"
+            )
     if use is not None and noted:
         heuristics.note(use, candidate.key)
     if better is not None:
@@ -157,19 +161,6 @@ def _improve(made: Plan, better: Candidate[F], build: Build[F], device: Device, 
             plan.superseded = True
 
     kernels.in_background(better.key, device, switch)
-
-
-def refuse_workspace(made: Plan, workspace_size: int | None) -> None:
-    """Refuses a plan that needs more workspace than there may be.
-
-    Raises:
-        UnsupportedError: says how much it needs.
-    """
-    if workspace_size is not None and made.workspace_bytes > workspace_size:
-        raise UnsupportedError(
-            f"{made.kernel_name} needs {made.workspace_bytes} bytes of workspace; workspace_size is {workspace_size}: "
-            "give as much, or None"
-        )
 
 
 def _others(search: KernelSearch[F], candidate: Candidate[F], backend: str) -> Iterator[Candidate[F]]:

@@ -3,36 +3,53 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from ..arrays import numerics
+from .. import _core
+from ..arrays import numerics, operands
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree
-from ..reference.tolerance import Tolerance, within_tolerance
+from ..generator.rules import accumulator, epilogue_compute
+from ..reference.tolerance import Tolerance, tolerance, within_tolerance
 from ..reference.tree import evaluate
-from ..reference.tree_error import beyond, tolerances
-from .operand_table import Array, Arrays
+from ..reference.tree_error import beyond, mismatches, tolerances
+from .operand_table import Array, Arrays, memory_order
+from .operation import operation_of
+from .problem import MatrixSpec
 
 if TYPE_CHECKING:
-    from .operation import Request
+    from .plan import Plan
+    from .request import Request
 
 _PARTS = 32
 
 RequestT = TypeVar("RequestT", bound="Request")
 
+Track = Callable[[Iterable[Arrays], int], Iterable[Arrays]]
+"""Shows the progress of a loop: (its iterable, its length) -> the same items."""
+
 
 @dataclass
 class Check:
-    """Counts the elements outside the tolerance, part by part."""
+    """Counts the elements outside the tolerance, part by part.
+
+    Attributes:
+        result: element type of the result.
+        limits: the bounds.
+        mismatches: how many elements lie outside.
+        max_error: the largest absolute difference.
+        differences: of an epilogue's tree, where its results differ, in words.
+    """
 
     result: CutlassDtype
     limits: Tolerance
     mismatches: int = 0
     max_error: float = 0.0
+    differences: list[str] = field(default_factory=list)
 
     def add(self, part: Arrays, expected: Array, magnitudes: Array) -> None:
         """Compares a part of the result with the reference of the operands that it comes from."""
@@ -40,6 +57,17 @@ class Check:
         right = within_tolerance(got, expected, magnitudes, self.limits, self.result)
         self.mismatches += int(right.size - np.count_nonzero(right))
         self.see(got, expected)
+
+    def add_tree(self, tree: EpilogueVisitorTree, part: Arrays, acc: Array, error: Array, **how: Any) -> None:
+        """Compares a part of a tree's results with the reference, whose accumulator a kernel may miss by `error`."""
+        read = _inputs(tree, part)
+        wanted = evaluate(tree, acc, read, **how)
+        got = {name: part[name] for name in wanted}
+        self.see(got[RESULT], wanted[RESULT])
+        if differences := mismatches(tree, got, acc, error, read, **how):
+            self.differences += differences
+            bounds = tolerances(tree, acc, error, read, **how)
+            self.mismatches += max(1, sum(int(beyond(got[name], wanted[name], bounds[name]).sum()) for name in got))
 
     def see(self, got: Array, expected: Array) -> None:
         """Takes note of the largest difference."""
@@ -54,43 +82,84 @@ class Probe(abc.ABC, Generic[RequestT]):
     Attributes:
         request: the request that is computed.
         arrays: the operands and the results by name.
+        how: arguments of the reference.
     """
 
     def __init__(self, request: RequestT, arrays: Arrays) -> None:
         """A request on arrays."""
-        self.request = request
-        self.arrays = arrays
+        self.request, self.arrays = request, arrays
+        self.how: dict[str, Any] = {"alpha": request.epilogue.alpha, "beta": request.epilogue.beta}
 
     @property
-    def tree(self) -> EpilogueVisitorTree:
-        """The epilogue tree, for probes of requests that have one."""
-        tree = self.request.tree
-        assert tree is not None  # noqa: S101 - a request without one has another probe
-        return tree
+    def tree(self) -> EpilogueVisitorTree | None:
+        """The epilogue's tree, which the reference evaluates of the accumulator, or None."""
+        return self.request.tree
 
+    @property
     @abc.abstractmethod
+    def depth(self) -> int:
+        """How many products an element of the result adds up."""
+
+    @property
+    def scale_block(self) -> int:
+        """Elements along K that share a scale; 0 without scales of blocks."""
+        return 0
+
+    @property
+    def computed(self) -> CutlassDtype:
+        """The element type that kernels evaluate a tree in."""
+        return epilogue_compute(accumulator(self.request.operand_dtype), tree=True)
+
     def limits(self, math: str) -> Tolerance:
-        """The bounds, in the math mode of the kernel that computes."""
+        """The bounds, in the math mode of the kernel that computes: with a tree, those of the accumulator."""
+        rounded = self.request.result_dtype if self.tree is None else self.computed
+        return tolerance(self.request.operand_dtype, rounded, self.depth, math, scale_block=self.scale_block)
 
     @abc.abstractmethod
     def parts(self) -> Iterator[Arrays]:
         """The result piece by piece, so that progress can be shown and memory stays small."""
 
     @abc.abstractmethod
-    def expected(self, part: Arrays) -> Array:
-        """The reference's result."""
+    def product(self, part: Arrays, dtype: CutlassDtype) -> Array:
+        """The reference's result without a tree, in an element type: with F64, the accumulator that a tree gets."""
 
     @abc.abstractmethod
     def magnitudes(self, part: Arrays) -> Array:
         """The magnitudes that tolerances are measured with."""
 
+    def expected(self, part: Arrays) -> Array:
+        """The reference's result where there is no tree."""
+        return self.product(part, self.request.result_dtype)
+
+    def matrices(self, part: Arrays) -> Arrays:
+        """What a tree reads and writes, as matrices."""
+        return part
+
+    def rounding(self, part: Arrays) -> dict[str, Any]:
+        """How a tree's result is stored: arguments of `reference.evaluate`."""
+        return {"out_dtype": self.request.result_dtype}
+
     def compute(self, part: Arrays) -> None:
         """Writes a part of the result."""
-        part["out"][...] = self.expected(part)
+        if self.tree is None:
+            part["out"][...] = self.expected(part)
+            return
+        acc, read = self.product(part, CutlassDtype.F64), _inputs(self.tree, self.matrices(part))
+        for name, values in evaluate(self.tree, acc, read, **self.rounding(part)).items():
+            part[name][...] = values.reshape(part[name].shape)
 
     def compare(self, part: Arrays, check: Check) -> None:
         """Checks a part against the reference of the operands that it comes from."""
-        check.add(part, self.expected(part), self.magnitudes(part))
+        if self.tree is None:
+            check.add(part, self.expected(part), self.magnitudes(part))
+        else:
+            acc, error = self.accumulator(part, check.limits)
+            check.add_tree(self.tree, self.matrices(part), acc, error, **self.rounding(part))
+
+    def accumulator(self, part: Arrays, limits: Tolerance) -> tuple[Array, Array]:
+        """What a tree gets, and how far a kernel's may be from it."""
+        acc = self.product(part, CutlassDtype.F64)
+        return acc, limits.atol_factor * self.magnitudes(part) + limits.rtol * np.abs(acc)
 
     def finish(self, check: Check) -> None:
         """Checks a result that has no parts."""
@@ -102,10 +171,62 @@ def slices(extent: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, extent, step))
 
 
-def compare_tree(check: Check, tree: EpilogueVisitorTree, part: Arrays, acc: Array, error: Array, **how: Any) -> None:
-    """Counts the elements of a tree's results that differ from the reference by more than the tolerance."""
-    read = {operand.name: part[operand.name] for operand in tree.inputs}
-    wanted = evaluate(tree, acc, read, **how)
-    bounds = tolerances(tree, acc, error, read, **how)
-    check.see(part[RESULT], wanted[RESULT])
-    check.mismatches += sum(int(beyond(part[name], wanted[name], bounds[name]).sum()) for name in wanted)
+def _inputs(tree: EpilogueVisitorTree, arrays: Arrays) -> Arrays:
+    return {operand.name: arrays[operand.name] for operand in tree.inputs}
+
+
+def checked(
+    made: Any, arrays: Arrays, views: Mapping[str, Any], *, track: Track | None = None, parts: int | None = None
+) -> Check:
+    """Launches a plan of a request and compares what it writes with the reference.
+
+    Args:
+        made: the plan.
+        arrays: the operands, results as they are before the launch.
+        views: the same on the GPU (see `uploaded`).
+        track: shows how far the reference has come.
+        parts: of how many parts of the result, the last among them; None compares it all.
+    """
+    request = made.request
+    probe = operation_of(request).probe(request, arrays | _written(made, arrays, views))
+    check = Check(request.result_dtype, probe.limits(_math(request, made)))
+    compared = list(probe.parts())
+    if parts is not None and parts < len(compared):
+        compared = [compared[len(compared) * (number + 1) // parts - 1] for number in range(parts)]
+    for part in compared if track is None else track(compared, len(compared)):
+        probe.compare(part, check)
+    probe.finish(check)
+    return check
+
+
+def _written(made: Any, arrays: Arrays, views: Mapping[str, Any]) -> Arrays:
+    """Launches a plan and returns the arrays that it writes."""
+    operation = operation_of(made.request)
+    sent = operation.gpu_forms(made.request, arrays)
+    labels = [label for slot in operation.operands(made.request) if slot.written for label in slot.labels]
+    for label in labels:  # an earlier launch may have been right
+        operands.copy_in(sent[label], views[label])
+    operation.launch(made, made.request, views, stream=0)
+    return {label: operands.download(views[label]) for label in labels}
+
+
+def _math(request: Request, made: Plan | None) -> str:
+    """The math mode of the computation: fp8 convolutions that do not cast accumulate as fast accumulation does."""
+    return request.math if made is None or made.main.key.math != numerics.FAST else numerics.FAST
+
+
+def uploaded(request: Request, arrays: Arrays, device: int) -> dict[str, _core.Operand]:
+    """The operands of a request on the GPU, by name, in the forms that its plans take."""
+    operation = operation_of(request)
+    sent = operation.gpu_forms(request, arrays)
+    return {
+        label: _upload(sent[label], spec, device)
+        for slot in operation.operands(request)
+        for label, spec in zip(slot.labels, slot.specs, strict=True)
+    }
+
+
+def _upload(array: Array, spec: MatrixSpec, device: int) -> _core.Operand:
+    """A copy on the GPU that lies as the array does."""
+    dense = operands.upload(array.transpose(memory_order(spec)), device)
+    return _core.Operand(dense.pointer, spec.shape, spec.strides, dense.dtype, operands.CUDA, device, owner=dense)

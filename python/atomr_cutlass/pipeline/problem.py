@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..arrays.symbols import gcd
 from ..errors import InvalidOperandError, UnsupportedError
@@ -46,9 +46,14 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether an array is row-major without gaps; the stride of a dimension of one element says nothing."""
-    triples = zip(shape, strides, row_major(shape), strict=True)
-    return all(extent == 1 or stride == contiguous for extent, stride, contiguous in triples)
+    """Whether an array is row-major without gaps."""
+    return lies_alike(shape, strides, row_major(shape))
+
+
+def lies_alike(shape: Sequence[int], strides: Sequence[int], others: Sequence[int]) -> bool:
+    """Whether the elements of two arrays lie alike; the stride of a dimension of one element says nothing."""
+    triples = zip(shape, strides, others, strict=True)
+    return all(extent == 1 or stride == other for extent, stride, other in triples)
 
 
 @dataclass(frozen=True)
@@ -311,34 +316,33 @@ def formulations(problem: GemmProblem) -> list[GemmFormulation]:
     found = []
     batches = collapse_batches(problem)
     views_c = views(problem.c, "c") if problem.c is not None else None
-    stride_a, stride_b, stride_c, stride_d = batches.strides[:4]
     for view_d, view_a, view_b in itertools.product(
         views(problem.d, "out"), views(problem.a, "a"), views(problem.b, "b")
     ):
-        matching = [v for v in views_c if v.layout == view_d.layout] if views_c is not None else [view_d]
-        for view_c in matching[:1]:
-            align_a = _alignment(problem.a, view_a, batches, 0)
-            align_b = _alignment(problem.b, view_b, batches, 1)
-            align_d = _alignment(problem.d, view_d, batches, 3)
-            if problem.c is not None:
-                align_d = min(align_d, _alignment(problem.c, view_c, batches, 2))
-            common: dict[str, Any] = {
-                "k": problem.k, "batch": batches.count, "ldc": view_c.leading, "ldd": view_d.leading,
-                "problem": problem, "batches": batches, "align_d": align_d,
-            }  # fmt: skip
-            as_it_is = GemmFormulation(
-                swapped=False, m=problem.m, n=problem.n, layout_d=view_d.layout,
-                layout_a=view_a.layout, layout_b=view_b.layout, lda=view_a.leading, ldb=view_b.leading,
-                batch_strides=(stride_a, stride_b, stride_c, stride_d), align_a=align_a, align_b=align_b, **common,
-            )  # fmt: skip
-            swapped = GemmFormulation(
-                swapped=True, m=problem.n, n=problem.m, layout_d=flipped(view_d.layout),
-                layout_a=flipped(view_b.layout), layout_b=flipped(view_a.layout),
-                lda=view_b.leading, ldb=view_a.leading,
-                batch_strides=(stride_b, stride_a, stride_c, stride_d), align_a=align_b, align_b=align_a, **common,
-            )  # fmt: skip
-            found += [as_it_is, swapped]
+        alike = [view_d] if views_c is None else [view for view in views_c if view.layout == view_d.layout]
+        if not alike:
+            continue
+        align_d = _alignment(problem.d, view_d, batches, 3)
+        if problem.c is not None:
+            align_d = min(align_d, _alignment(problem.c, alike[0], batches, 2))
+        as_it_is = GemmFormulation(
+            swapped=False, m=problem.m, n=problem.n, k=problem.k, batch=batches.count,
+            layout_a=view_a.layout, layout_b=view_b.layout, layout_d=view_d.layout,
+            lda=view_a.leading, ldb=view_b.leading, ldc=alike[0].leading, ldd=view_d.leading,
+            batch_strides=batches.strides[:4], align_a=_alignment(problem.a, view_a, batches, 0),
+            align_b=_alignment(problem.b, view_b, batches, 1), align_d=align_d, problem=problem, batches=batches,
+        )  # fmt: skip
+        found += [as_it_is, _swapped(as_it_is)]
     return sorted(found, key=lambda formulation: formulation.layout_d != ROW)
+
+
+def _swapped(of: GemmFormulation) -> GemmFormulation:
+    """D^T = B^T A^T on the same memory."""
+    a, b, *others = of.batch_strides
+    return of._replace(
+        swapped=True, m=of.n, n=of.m, lda=of.ldb, ldb=of.lda, batch_strides=(b, a, *others), align_a=of.align_b,
+        align_b=of.align_a, layout_a=flipped(of.layout_b), layout_b=flipped(of.layout_a), layout_d=flipped(of.layout_d),
+    )  # fmt: skip
 
 
 def _alignment(spec: MatrixSpec, view: View, batches: Batches, index: int) -> int:

@@ -17,7 +17,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CutlassError, InvalidOperandError
 from ..generator.archs import SmArch
@@ -27,10 +27,13 @@ from ..generator.matrix import cells
 from ..generator.rules import FEW, SPLIT
 from . import devices, table, tuning
 from .candidate import ALONG_M, ALONG_N, HEURISTIC
-from .operation import Request, operation_of, request_from
+from .operation import operation_of, request_from
 from .reduction import INSTRUCTION_BYTES
 from .request_options import RequestOptions
 from .tuning import TuneRecord
+
+if TYPE_CHECKING:
+    from .request import Request
 
 SUFFIX = ".csv"
 

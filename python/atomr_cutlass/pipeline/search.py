@@ -112,6 +112,10 @@ class KernelSearch(abc.ABC, Generic[F]):
         """A time that no kernel is estimated to stay below, whatever its tile and generation."""
         return LEAST_SECONDS
 
+    def epilogue_of(self, candidate: Candidate[F]) -> str:
+        """The epilogue that a candidate's kernel computes for the problem; empty where operations have none."""
+        return ""
+
     def note(self, formulation: F) -> str:
         """The note of `explain` on a formulation; empty if the problem is computed as it stands."""
         return ""

@@ -23,11 +23,12 @@ from ..checks import check_index, expect, shown
 from ..errors import CutlassError, DeviceUnavailableError, InvalidOperandError, LibraryError, UnsupportedError
 from ..generator.archs import SmArch
 from ..jit import files, locks
-from . import devices, profiler_csv, select, table, tuning, verify
+from . import devices, probe, profiler_csv, select, table, tuning
 from .candidate import Candidate
 from .clock import Clock, cold_sets
-from .operation import PlannedOperation, Request, operation_of
+from .operation import PlannedOperation, operation_of
 from .plan_cache import kept_plans
+from .request import Request
 from .search import KernelSearch
 from .tuning import TuneRecord
 
@@ -353,7 +354,7 @@ class _Trial:
     def objection(self, timed: _Timed, arrays: Any) -> str:
         """Describes how a kernel's results differ from the reference; empty if they do not."""
         plan = self._plan(timed.record, timed.candidate)
-        checked = verify.checked(plan, arrays, self.sets[0], parts=PARTS_CHECKED)
+        checked = probe.checked(plan, arrays, self.sets[0], parts=PARTS_CHECKED)
         if checked.mismatches == 0:
             return ""
         return f"{timed.record.key.name} is wrong in {checked.mismatches} elements by the reference: it was not kept"
@@ -379,7 +380,7 @@ def _tuned(
     device = search.device
     arrays = operation.random_arrays(request, np.random.default_rng(seed))
     size = sum(array.nbytes for array in arrays.values())
-    sets = cold_sets(size, device, functools.partial(verify.uploaded, operation, request, arrays, device.index))
+    sets = cold_sets(size, device, functools.partial(probe.uploaded, request, arrays, device.index))
     trial = _Trial(operation, request, search, sets, clock)
     deadline = time.monotonic() + seconds
     timed: list[_Timed] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -12,18 +12,14 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from ..arrays import numerics, operands
 from ..reference.tolerance import Tolerance
 from . import devices
-from .operand_table import Array, Arrays, memory_order
-from .operation import PlannedOperation, Request, described, operation_of
+from .operation import PlannedOperation, described, operation_of
 from .plan import Plan
 from .planner import plan
-from .probe import Check
-from .problem import MatrixSpec
+from .probe import Track, checked, uploaded
+from .request import Request
 
-Track = Callable[[Iterable[Arrays], int], Iterable[Arrays]]
-"""Shows the progress of a loop: (its iterable, its length) -> the same items."""
 Progress = Callable[[], AbstractContextManager["Track | None"]]
 """Begins to show progress."""
 
@@ -31,7 +27,7 @@ _BATCH_SECONDS = 0.05
 _REPEATS = 5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunResult:
     """The result of running one request.
 
@@ -56,16 +52,16 @@ class RunResult:
     request: Request
     backend: str
     reason: str
-    kernel: str | None
-    rewrite: str
+    kernel: str | None = None
+    rewrite: str = ""
     device: str
     elements: int
-    mismatches: int | None
-    max_error: float | None
-    tolerance: Tolerance | None
-    plan_seconds: float | None
-    launches: int
-    seconds: float | None
+    mismatches: int | None = None
+    max_error: float | None = None
+    tolerance: Tolerance | None = None
+    plan_seconds: float | None = None
+    launches: int = 0
+    seconds: float | None = None
 
     @property
     def ok(self) -> bool | None:
@@ -75,9 +71,8 @@ class RunResult:
     @property
     def tflops(self) -> float | None:
         """Floating-point (or integer) operations per second, in 10^12."""
-        return (
-            None if self.seconds is None else 2e-12 * operation_of(self.request).products(self.request) / self.seconds
-        )
+        products = operation_of(self.request).products(self.request)
+        return None if self.seconds is None else 2e-12 * products / self.seconds
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values; `shape` has the extents of the operation."""
@@ -110,92 +105,47 @@ def run(
         InvalidOperandError: `request` is no request.
         UnsupportedError, KernelNotFoundError, CompileError, DeviceUnavailableError: as for `plan`.
     """
-    operation_of(request)  # refuses anything but a request
-    on_gpu = backend != "reference" and (backend != "auto" or devices.available())
-    start = time.perf_counter()
-    made = plan(request, backend=backend, jit=jit) if on_gpu else None
-    seconds = time.perf_counter() - start if made else None
-    with progress() as track:
-        return _run(request, made, seconds, backend, seed, track)
-
-
-def _run(
-    request: Request, made: Plan | None, plan_seconds: float | None, backend: str, seed: int,
-    track: Track | None,
-) -> RunResult:  # fmt: skip
     operation = operation_of(request)
-    table = operation.operands(request)
-    arrays = operation.random_arrays(request, np.random.default_rng(seed))
-    launches, seconds, check = 0, None, None
-    if made is None:
-        probe = operation.probe(request, arrays)
-        parts = list(probe.parts())
-        for part in parts if track is None else track(parts, len(parts)):
-            probe.compute(part)
-    else:
-        views = uploaded(operation, request, arrays, made.device)
+    result, generator = operation.operands(request)[-1], np.random.default_rng(seed)
+    if backend == "reference" or (backend == "auto" and not devices.available()):
+        with progress() as track:
+            arrays = operation.random_arrays(request, generator)
+            probe = operation.probe(request, arrays)
+            parts = list(probe.parts())
+            for part in parts if track is None else track(parts, len(parts)):
+                probe.compute(part)
+        return RunResult(
+            request=request,
+            backend="reference",
+            reason="as asked" if backend == "reference" else devices.problem(),
+            device="the CPU, in NumPy",
+            elements=sum(arrays[label].size for label in result.labels),
+        )
+    start = time.perf_counter()
+    made = plan(request, backend=backend, jit=jit)
+    plan_seconds = time.perf_counter() - start
+    with progress() as track:
+        arrays = operation.random_arrays(request, generator)
+        views = uploaded(request, arrays, made.device)
         launches, seconds = _timed(made, operation, views)
         check = checked(made, arrays, views, track=track)
+    # The background may have replaced the kernel that the plan began with.
+    prebuilt = made.kernel is not None and made.kernel.name == made.kernel_name
     return RunResult(
         request=request,
-        backend="reference" if made is None else _served_by(made),
-        reason=("as asked" if backend == "reference" else devices.problem()) if made is None else "there is a GPU",
-        kernel=None if made is None else made.kernel_name,
-        rewrite="" if made is None else made.rewrite,
-        device="the CPU, in NumPy" if made is None else devices.get(made.device).name,
-        elements=sum(arrays[label].size for label in table[-1].labels),
-        mismatches=None if check is None else check.mismatches,
-        max_error=None if check is None else check.max_error,
-        tolerance=None if check is None else check.limits,
+        backend="prebuilt" if prebuilt else "jit",
+        reason="there is a GPU",
+        kernel=made.kernel_name,
+        rewrite=made.rewrite,
+        device=devices.get(made.device).name,
+        elements=sum(arrays[label].size for label in result.labels),
+        mismatches=check.mismatches,
+        max_error=check.max_error,
+        tolerance=check.limits,
         plan_seconds=plan_seconds,
         launches=launches,
         seconds=seconds,
     )
-
-
-def checked(
-    made: Any, arrays: Arrays, views: Mapping[str, Any], *, track: Track | None = None, parts: int | None = None
-) -> Check:
-    """Launches a plan of a request and compares what it writes with the reference.
-
-    Args:
-        made: the plan.
-        arrays: the operands, results as they are before the launch.
-        views: the same on the GPU (see `uploaded`).
-        track: shows how far the reference has come.
-        parts: of how many parts of the result, the last among them; None compares it all.
-    """
-    request = made.request
-    probe = operation_of(request).probe(request, arrays | _written(made, arrays, views))
-    check = Check(request.result_dtype, probe.limits(_math(request, made)))
-    compared = list(probe.parts())
-    if parts is not None and parts < len(compared):
-        compared = [compared[len(compared) * (number + 1) // parts - 1] for number in range(parts)]
-    for part in compared if track is None else track(compared, len(compared)):
-        probe.compare(part, check)
-    probe.finish(check)
-    return check
-
-
-def _written(made: Any, arrays: Arrays, views: Mapping[str, Any]) -> Arrays:
-    """Launches a plan and returns the arrays that it writes."""
-    operation = operation_of(made.request)
-    sent = operation.gpu_forms(made.request, arrays)
-    labels = [label for slot in operation.operands(made.request) if slot.written for label in slot.labels]
-    for label in labels:  # an earlier launch may have been right
-        operands.copy_in(sent[label], views[label])
-    operation.launch(made, made.request, views, stream=0)
-    return {label: operands.download(views[label]) for label in labels}
-
-
-def _served_by(made: Plan) -> str:
-    """`prebuilt` or `jit`: the kernel that the plan launches by now, which the background may have replaced."""
-    return "prebuilt" if made.kernel is not None and made.kernel.name == made.kernel_name else "jit"
-
-
-def _math(request: Request, made: Plan | None) -> str:
-    """The math mode of the computation: fp8 convolutions that do not cast accumulate as fast accumulation does."""
-    return request.math if made is None or made.main.key.math != numerics.FAST else numerics.FAST
 
 
 def _timed(made: Plan, operation: PlannedOperation[Any], views: Mapping[str, Any]) -> tuple[int, float]:
@@ -211,21 +161,3 @@ def _timed(made: Plan, operation: PlannedOperation[Any], views: Mapping[str, Any
     launch(1)
     times = int(min(1000, max(3, _BATCH_SECONDS / (launch(3) / 3))))
     return times * _REPEATS, statistics.median(launch(times) / times for _ in range(_REPEATS))
-
-
-def uploaded(
-    operation: PlannedOperation[Any], request: Request, arrays: Arrays, device: int
-) -> dict[str, _core.Operand]:
-    """The operands of a request on the GPU, by name, in the forms that its plans take."""
-    sent = operation.gpu_forms(request, arrays)
-    return {
-        label: _upload(sent[label], spec, device)
-        for slot in operation.operands(request)
-        for label, spec in zip(slot.labels, slot.specs, strict=True)
-    }
-
-
-def _upload(array: Array, spec: MatrixSpec, device: int) -> _core.Operand:
-    """A copy on the GPU that lies as the array does."""
-    dense = operands.upload(array.transpose(memory_order(spec)), device)
-    return _core.Operand(dense.pointer, spec.shape, spec.strides, dense.dtype, operands.CUDA, device, owner=dense)

@@ -16,9 +16,11 @@ from ..errors import ContextPoisonedError, InvalidOperandError, LibraryError
 from ..jit import kernels
 from ..jit.keyed_locks import KeyedLocks, renewed
 from ..pipeline.bindings import Binding
-from ..pipeline.operation import Call, Request, operands_of, operation_of, planned_operations, settled
+from ..pipeline.call import ParsedCall
+from ..pipeline.operation import operands_of, operation_of, planned_operations, settled
 from ..pipeline.plan_cache import CachedPlan, PlanCache, PlanKey
 from ..pipeline.planner import plan
+from ..pipeline.request import Request
 from .in_flight import BoundOperand, Work, launched
 from .messages import Compute, CutlassMsg, Launch, RefitMessage, RefitMsg, Run
 
@@ -267,7 +269,7 @@ class CutlassActor:
         reached = self._launch(made, request, key, launch)
         return Work(launch.finished, launch.stream, (reached,))
 
-    def _placed(self, work: Launch | Call, instead: str, *, named: bool) -> int:
+    def _placed(self, work: Launch | ParsedCall, instead: str, *, named: bool) -> int:
         """The stream of work: the message's or, where the sender has named none, the actor's, behind the message's."""
         _refuse_captured(work.device, work.stream, instead)
         if named or self._stream is None:

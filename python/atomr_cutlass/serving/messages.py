@@ -14,10 +14,12 @@ from ..checks import expect
 from ..errors import CutlassError, InvalidOperandError
 from ..jit import kernels
 from ..pipeline.bindings import Weights, arrays_of, check_operand, import_weights
+from ..pipeline.call import ParsedCall
 from ..pipeline.operand_table import OperandSlot
-from ..pipeline.operation import Call, CallOperation, PlannedOperation, Request, operands_of, operation_of, operations
+from ..pipeline.operation import CallOperation, PlannedOperation, operands_of, operation_of, operations
 from ..pipeline.plan_cache import PlanKey
 from ..pipeline.problem import MatrixSpec
+from ..pipeline.request import Request
 
 T = TypeVar("T")
 
@@ -188,14 +190,14 @@ class Run(CutlassMsg):
     operation: ClassVar[CallOperation]
 
     request: Any
-    _call: Call | CutlassError = field(init=False, repr=False)
+    _call: ParsedCall | CutlassError = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         expect(self.request, self.operation.request_type or object, "request")
         object.__setattr__(self, "_call", _kept(lambda: self.operation.call(self.request)))
 
     @property
-    def call(self) -> Call:
+    def call(self) -> ParsedCall:
         """The request with its arrays checked.
 
         Raises:

@@ -270,6 +270,11 @@ class ConvSearch(KernelSearch[ConvFormulation]):
             casts.append((CutlassDtype.F32, self.problem.d.dtype))
         return [CastSearch(*types, self.device, self.arch) for types in dict.fromkeys(casts)]
 
+    def epilogue_of(self, candidate: Candidate[ConvFormulation]) -> str:
+        """That of the convolution, or of the product that it is put as."""
+        formulation = candidate.formulation
+        return (formulation.product or formulation).problem.epilogue
+
     def note(self, formulation: ConvFormulation) -> str:
         """The rewrite."""
         return f"a rewrite: {formulation.rewrite}" if formulation.rewrite else ""

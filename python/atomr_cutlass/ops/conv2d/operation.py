@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from ...arrays.layouts import in_layout
+from ...epilogue.bound import source_number
 from ...errors import InvalidOperandError
+from ...generator.key import KernelKey
 from ...generator.rules import NO_EPILOGUE_OF_WGRAD
+from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.operand_table import Arrays, OperandSlot, epilogue_slots
 from ...pipeline.operation import NO_CHECK, PlannedOperation
 from ...pipeline.plan import Plan
 from ...pipeline.probe import Probe
 from ...pipeline.problem import MatrixSpec
+from ...pipeline.request import precision_of, sampled
 from ...pipeline.request_options import Option, RequestOptions
 from ..gemm.operation import BATCH_INVARIANT, PRECISION, fields_from
 from . import plans
 from .geometry import FPROP, OPERANDS, WGRAD
-from .kernels import ConvSearch
+from .kernels import ConvFormulation
+from .plans import ConvCandidate
 from .request import (
     SUMS_OVER_IMAGES,
     ConvDgradRequest,
@@ -117,13 +123,23 @@ class ConvOperation(PlannedOperation[ConvRequest]):
     def result_layout(self, request: ConvRequest) -> str:
         return request.layout.value
 
-    def search(self, request: ConvRequest, device: Device) -> ConvSearch:
-        return request.search(device)
+    def sample(self, key: KernelKey, epilogue: str, device: Device) -> tuple[ConvRequest, ConvCandidate]:
+        """With a filter of nine taps over an image with a border; of more than a tile, as in a GEMM."""
+        read, written = 2 * key.tile[2], key.tile[1] + 16
+        c, k = (read, written) if self.name == FPROP else (written, read)
+        request = self.request_type(
+            ConvShape.nhwc(1, key.tile[0] // 8 + 2, 8, c, k, 3, 3, padding=1), **sampled(key, epilogue),
+            precision=precision_of(key), batch_invariant=False,
+        )  # fmt: skip
+        problem, number = request.problem(device.index), source_number(epilogue)
+        source = None if number is None else problem.d
+        problem = dataclasses.replace(problem, c=source, math=key.math, source=number)
+        return request, Candidate(key, None, 0.0, ConvFormulation(problem))
 
     def probe(self, request: ConvRequest, arrays: Arrays) -> Probe[ConvRequest]:
-        from .probe import ConvProbe, FusedConvProbe
+        from .probe import ConvProbe
 
-        return (ConvProbe if request.tree is None else FusedConvProbe)(request, arrays)
+        return ConvProbe(request, arrays)
 
 
 def _ordered(spec: MatrixSpec, layout: ConvLayout) -> MatrixSpec:

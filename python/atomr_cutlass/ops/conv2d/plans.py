@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
-from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from ... import _core
 from ...arrays.layouts import in_layout, pixel_strides
-from ...epilogue import validate
-from ...epilogue.bound import Fusion, reads_source, source_number
+from ...epilogue.bound import reads_source
 from ...epilogue.fused_operands import FusedOperands
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.common import told
-from ...generator.epilogue.lower import has_tree, is_common
+from ...generator.epilogue.lower import is_common
 from ...pipeline import devices, select
 from ...pipeline.candidate import Candidate
-from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps, bytes_of
-from ...pipeline.planning import DEFAULT_OPTIONS, PlanOptions, plan_with, planned
+from ...pipeline.planning import PlanOptions, planned
 from ...pipeline.problem import MatrixSpec
 from ..gemm.kernels import product_args
-from ..gemm.plans import clears_masks, validated
+from ..gemm.plans import clears_masks
 from .kernels import CastSearch, ConvFormulation, ConvSearch
 from .problem import ConvProblem
 from .support import CAST_ALIGNMENT, key_bytes
-from .validation import make_probe
 
 ConvCandidate: TypeAlias = "Candidate[ConvFormulation]"
 
 
-def make(
-    problem: ConvProblem, *, layout: str = "nhwc", candidate: ConvCandidate | None = None, **options: Any
-) -> Plan:  # fmt: skip
+def make(problem: ConvProblem, *, layout: str = "nhwc", **options: Any) -> Plan:
     """The plan for a convolution.
 
     Its slots are a, b and, where there are such, c, bias, the inputs and the outputs of an epilogue tree, then out. A
@@ -43,53 +34,18 @@ def make(
     Args:
         problem: the convolution, dimensions in the order of NHWC.
         layout: the order in which calls name the dimensions of their arrays.
-        candidate: the kernel where it has been chosen already.
         options: those of `PlanOptions`.
 
     Raises:
         UnsupportedError, KernelNotFoundError: as `gemm.plans.make`.
     """
     how = PlanOptions(**options)
-    device = devices.get(problem.device)
-    search = ConvSearch(problem, device, how.arch, batch_invariant=how.batch_invariant)
-
-    def checked(candidate: ConvCandidate, how: PlanOptions) -> bool:
-        rewritten, product = candidate.formulation.problem, candidate.formulation.product
-        if not has_tree(candidate.key.epilogue) or (product is None and rewritten.fusion is None):
-            return True
-        if product is not None:
-            return validated(candidate, how, product.problem)
-        launch = functools.partial(launch_once, candidate, rewritten.epilogue, device)
-        return validate.require(
-            candidate, rewritten.epilogue, device, launch, make_probe, stream=how.stream,
-            in_background=how.in_background,
-        )  # fmt: skip
+    search = ConvSearch(problem, devices.get(problem.device), how.arch, batch_invariant=how.batch_invariant)
 
     def build(candidate: ConvCandidate, how: PlanOptions) -> Plan:
         return _plan(problem, candidate, search, how, layout=layout)
 
-    if candidate is not None:
-        return plan_with(candidate, build, how, checked)
-    return planned(search, build, how, checked)
-
-
-def launch_once(
-    candidate: Candidate[Any],
-    epilogue: str,
-    device: Device,
-    convolution: ConvProblem,
-    fusion: Fusion,
-    views: Mapping[str, _core.Operand],
-) -> None:
-    """Launches a kernel for a convolution of `a` and `b` to `out`; arguments as of `gemm.plans.launch_once`."""
-    key = candidate.key
-    number = source_number(epilogue if is_common(key.epilogue) else key.epilogue)
-    source = None if number is None else convolution.d
-    problem = dataclasses.replace(convolution, fusion=fusion, source=number, c=source)
-    alone = dataclasses.replace(candidate, formulation=ConvFormulation(problem), split_k=1)
-    search = ConvSearch(problem, device, formulations=[[alone.formulation]])
-    made = _plan(problem, alone, search, DEFAULT_OPTIONS, layout="nhwc")
-    made(*(views[name] for name in ("a", "b", *(array.name for array in fusion.arrays), "out")), stream=0)
+    return planned(search, build, how)
 
 
 def _plan(

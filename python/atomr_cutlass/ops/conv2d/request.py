@@ -20,7 +20,7 @@ from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import MatrixSpec, row_major
 from ...pipeline.reduction import is_batch_invariant
-from ..request import OperationRequest, expect_extent, expect_served, math_of
+from ...pipeline.request import Request, expect_extent, expect_served, math_of
 from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, conv_geometry
 from .kernels import ConvSearch
 from .problem import ConvProblem
@@ -133,7 +133,7 @@ class ConvShape:
 
 @documented
 @dataclass(frozen=True)
-class ConvRequest(OperationRequest):
+class ConvRequest(Request):
     """A request for one of the three convolutions.
 
     Attributes:

@@ -14,9 +14,9 @@ from ...generator.epilogue.lower import GATED, GATED_SCALED, epilogue_id
 from ...generator.rules import FP8_TYPES, HALF_TYPES
 from ...pipeline.call_options import documented
 from ...pipeline.problem import GemmProblem
+from ...pipeline.request import GemmEpilogue
 from ..gemm.request import GemmLayout, GemmRequest
 from ..gemm.scaled import NO_SCALES, PER_PAIR, Scales
-from ..request import GemmEpilogue
 
 OP = "gated_gemm"
 

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...arrays import fp4, operands
-from ...arrays.numerics import PRECISIONS
+from ...arrays.numerics import FAST, PRECISIONS
 from ...arrays.operands import BYTE
 from ...epilogue.bind import reduce_nothing
+from ...epilogue.bound import problem_for
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
+from ...generator.key import KernelKey
+from ...pipeline import select
 from ...pipeline.devices import Device
 from ...pipeline.operand_table import Arrays, OperandSlot, epilogue_slots
 from ...pipeline.operation import PlannedOperation
 from ...pipeline.plan import Plan
 from ...pipeline.probe import Probe
-from ...pipeline.problem import MatrixSpec
+from ...pipeline.problem import GemmProblem, MatrixSpec
 from ...pipeline.reduction import is_batch_invariant
+from ...pipeline.request import GemmEpilogue, precision_of, sampled
 from ...pipeline.request_options import Option, RequestOptions
-from ..request import GemmEpilogue
 from .kernels import GemmSearch
 from .plans import make
 from .request import GemmLayout, GemmRequest, GemmShape
 from .scaled import NO_SCALES, SCALES, Scale
+from .search import GemmCandidate
+
+if TYPE_CHECKING:
+    from ..gemv.request import GemvRequest
 
 
 def refuse_columns(layout: GemmLayout) -> None:
@@ -72,6 +79,22 @@ def fields_from(options: RequestOptions) -> dict[str, Any]:
     )
     out_dtype = options.element_type("out_dtype")
     return {"dtype": options.dtype, "arch": options.arch, "epilogue": epilogue, "out_dtype": out_dtype}
+
+
+def sample_shape(key: KernelKey) -> GemmShape:
+    """More than a tile along M and N, and neither a whole number of tiles; aligned for every kernel."""
+    return GemmShape(key.tile[0] + 16, key.tile[1] + 16, 2 * key.tile[2])
+
+
+def followed(request: GemmRequest | GemvRequest, epilogue: str, device: Device) -> GemmProblem:
+    """The problem of a request whose tree follows, as this epilogue of a kernel."""
+    problem, fusion = request.problem(device.index), request.fusion()
+    return problem if fusion is None else problem_for(problem, fusion, epilogue)
+
+
+def layouts_of(key: KernelKey) -> dict[str, Any]:
+    """The layouts of A and B that a kernel reads, as fields of a request."""
+    return {"layout_a": LETTERS[key.layout_a], "layout_b": LETTERS[key.layout_b]}
 
 
 class GemmOperation(PlannedOperation[GemmRequest]):
@@ -147,10 +170,17 @@ class GemmOperation(PlannedOperation[GemmRequest]):
     def gpu_forms(self, request: GemmRequest, arrays: Arrays) -> Arrays:
         return fp4.gpu_forms(arrays) if request.operand_dtype is fp4.FP4 else arrays
 
-    def probe(self, request: GemmRequest, arrays: Arrays) -> Probe[GemmRequest]:
-        from .probe import FusedGemmProbe, GemmProbe
+    def sample(self, key: KernelKey, epilogue: str, device: Device) -> tuple[GemmRequest, GemmCandidate]:
+        request = GemmRequest(
+            sample_shape(key), **sampled(key, epilogue), **layouts_of(key), dtype_b=key.b, precision=precision_of(key),
+            fast_accum=key.math == FAST, batch_invariant=False,
+        )  # fmt: skip
+        return request, select.candidate_of(GemmSearch(followed(request, epilogue, device), device), key)
 
-        return (GemmProbe if request.tree is None else FusedGemmProbe)(request, arrays)
+    def probe(self, request: GemmRequest, arrays: Arrays) -> Probe[GemmRequest]:
+        from .probe import GemmProbe
+
+        return GemmProbe(request, arrays)
 
 
 def _scale(name: str, scale: Scale) -> OperandSlot:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import itertools
 import math
 import operator
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ... import _core
 from ...arrays import fp4
 from ...arrays.operands import BYTE
 from ...epilogue import bound as fused
@@ -20,10 +16,9 @@ from ...epilogue.fused_operands import FusedOperands
 from ...errors import UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
-from ...generator.epilogue.lower import LINEAR, is_common, is_gated
+from ...generator.epilogue.lower import LINEAR, is_gated
 from ...generator.key import ROW, KernelKey
-from ...pipeline import devices, reduction, select
-from ...pipeline.candidate import Candidate
+from ...pipeline import devices, reduction
 from ...pipeline.devices import Device
 from ...pipeline.plan import ALWAYS, NO_PRODUCT, PRODUCT, Address, Plan, Steps, moved, settled
 from ...pipeline.planning import DEFAULT_OPTIONS, PlanOptions, planned
@@ -75,7 +70,7 @@ def make(problem: GemmProblem, scales: Scales = NO_SCALES, fusion: Fusion | None
     def build(candidate: GemmCandidate, how: PlanOptions) -> Plan:
         return from_candidate(problem, candidate, how, scales, fusion)
 
-    return planned(search, build, how, None if fusion is None else validated)
+    return planned(search, build, how)
 
 
 def search_for(
@@ -285,53 +280,3 @@ def _as_matrices(scale: Scale) -> MatrixSpec:
     if scale.form == "swizzled":
         return MatrixSpec((*scale.shape[:-1], 1, scale.shape[-1]), (*scale.strides[:-1], 0, 1), CutlassDtype.F32)
     return MatrixSpec(scale.shape, scale.strides, CutlassDtype.F32)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Validation of trees
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def validated(candidate: Candidate[Any], how: PlanOptions, problem: GemmProblem | None = None) -> bool:
-    """Validates the tree of a GEMM kernel at its first use; see `validate.require`.
-
-    Args:
-        candidate: the kernel, whatever it is a candidate for.
-        how: the plan's options.
-        problem: the product; None: that of the candidate.
-    """
-    from ...epilogue import validate  # loads the reference, which only trees need here
-    from .validation import make_probe
-
-    problem = problem or candidate.formulation.problem
-    device, epilogue = devices.get(problem.device), problem.epilogue
-    launch = functools.partial(launch_once, candidate, epilogue, device)
-    return validate.require(
-        candidate, epilogue, device, launch, make_probe, stream=how.stream, in_background=how.in_background
-    )
-
-
-def launch_once(
-    candidate: Candidate[Any],
-    epilogue: str,
-    device: Device,
-    product: GemmProblem,
-    fusion: Fusion,
-    views: Mapping[str, _core.Operand],
-) -> None:
-    """Launches a candidate's kernel for a product of `a` and `b` to `out`, on the default stream.
-
-    Args:
-        candidate: the kernel.
-        epilogue: which of a common kernel's trees follows; others have one.
-        device: where.
-        product: shapes, layouts and element types.
-        fusion: the arrays of the tree.
-        views: all arrays by name.
-    """
-    key = candidate.key
-    problem = fused.problem_for(product, fusion, epilogue if is_common(key.epilogue) else key.epilogue)
-    own = select.candidate_of(GemmSearch(problem, device), key)
-    own = dataclasses.replace(own, info=candidate.info)
-    made = from_candidate(product, own, fusion=fusion)
-    made(*(views[name] for name in ("a", "b", *(array.name for array in fusion.arrays), "out")), stream=0)

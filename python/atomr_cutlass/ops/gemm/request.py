@@ -24,8 +24,8 @@ from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import GemmProblem, MatrixSpec, row_major
 from ...pipeline.reduction import is_batch_invariant
+from ...pipeline.request import Request, expect_extent, math_of
 from ..quantize.reference import BLOCK, VECTOR, swizzled_size
-from ..request import OperationRequest, expect_extent, math_of
 from .kernels import GemmSearch
 from .plans import search_for
 from .scaled import Scale, Scales
@@ -84,7 +84,7 @@ class GemmShape:
 
 @documented
 @dataclass(frozen=True)
-class GemmRequest(OperationRequest):
+class GemmRequest(Request):
     """One GEMM: D = epilogue(A B), dense operands.
 
     Attributes:

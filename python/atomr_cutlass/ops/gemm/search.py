@@ -133,6 +133,9 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         if group:
             yield cells_of(self.op, arch, group[0].problem)
 
+    def epilogue_of(self, candidate: GemmCandidate) -> str:
+        return candidate.formulation.problem.epilogue
+
     def launches(self, candidate: GemmCandidate) -> Iterable[GemmCandidate]:
         """Its swizzles, raster orders and widths, with each number of slices of K."""
         stream_k = candidate.key.scheduler == "streamk"

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ... import _core
 from ...epilogue import bound as fused
 from ...epilogue.bound import Fusion
 from ...epilogue.fused_operands import FusedOperands
 from ...errors import UnsupportedError
 from ...generator.archs import SmArch
-from ...generator.epilogue.lower import LINEAR, is_common, split
-from ...generator.epilogue.tree import RESULT
+from ...generator.epilogue.lower import LINEAR, split
 from ...generator.families.gemv import OP
 from ...generator.key import COLUMN
 from ...generator.rules import gemm_types, supports_tree
-from ...pipeline import devices, select
+from ...pipeline import devices
 from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps, moved
 from ...pipeline.planning import DEFAULT_OPTIONS, PlanOptions, planned
@@ -66,7 +62,7 @@ def make(problem: GemmProblem, fusion: Fusion | None = None, **options: Any) -> 
         return from_candidate(problem, candidate, fusion, how)
 
     search = search_for(problem, fusion, devices.get(problem.device), how.arch)
-    return planned(search, build, how, None if fusion is None else _validated)
+    return planned(search, build, how)
 
 
 def search_for(problem: GemmProblem, fusion: Fusion | None, device: Device, arch: SmArch | None) -> GemvSearch:
@@ -110,32 +106,3 @@ def from_candidate(
         }  # fmt: skip
         steps.launch(candidate, args | tree.args(batches.strides[4:], tuple(offsets), swapped=False))
     return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta)
-
-
-def _validated(candidate: GemmCandidate, how: PlanOptions) -> bool:
-    """Validates the tree of a kernel at its first use; see `validate.require`."""
-    from ...epilogue import validate  # loads the reference, which only trees need here
-    from .validation import make_probe
-
-    problem = candidate.formulation.problem
-    device = devices.get(problem.device)
-    launch = functools.partial(launch_once, candidate, problem.epilogue, device)
-    return validate.require(
-        candidate, problem.epilogue, device, launch, make_probe, stream=how.stream, in_background=how.in_background
-    )
-
-
-def launch_once(
-    candidate: GemmCandidate,
-    epilogue: str,
-    device: Device,
-    problem: GemmProblem,
-    fusion: Fusion,
-    views: Mapping[str, _core.Operand],
-) -> None:
-    """Launches a candidate's kernel for `a` and `x` to `out`, on the default stream; see `validate.Launch`."""
-    key = candidate.key
-    followed = fused.problem_for(problem, fusion, epilogue if is_common(key.epilogue) else key.epilogue)
-    own = dataclasses.replace(select.candidate_of(GemvSearch(followed, device), key), info=candidate.info)
-    made = from_candidate(problem, own, fusion)
-    made(*(views[name] for name in ("a", "x", *(array.name for array in fusion.arrays), RESULT)), stream=0)

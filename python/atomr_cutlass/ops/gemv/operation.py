@@ -9,13 +9,18 @@ from typing import Any
 from ...epilogue.bind import reduce_nothing
 from ...errors import InvalidOperandError
 from ...generator.families.gemv import OP
+from ...generator.key import COLUMN, KernelKey
+from ...pipeline import select
 from ...pipeline.devices import Device
 from ...pipeline.operand_table import Arrays, OperandSlot, epilogue_slots
 from ...pipeline.operation import NO_CHECK, PlannedOperation
 from ...pipeline.plan import Plan
 from ...pipeline.probe import Probe
+from ...pipeline.request import sampled
 from ...pipeline.request_options import Option, RequestOptions
-from ..gemm.operation import LETTERS, fields_from
+from ..gemm.operation import LETTERS, fields_from, followed
+from ..gemm.request import GemmLayout
+from ..gemm.search import GemmCandidate
 from .kernels import GemvSearch, make
 from .problem import transposed, vector_of
 from .request import GemvRequest, GemvShape
@@ -72,6 +77,12 @@ class GemvOperation(PlannedOperation[GemvRequest]):
 
     def search(self, request: GemvRequest, device: Device) -> GemvSearch | None:
         return None if 0 in (request.shape.m, request.shape.batch) else request.search(device)
+
+    def sample(self, key: KernelKey, epilogue: str, device: Device) -> tuple[GemvRequest, GemmCandidate]:
+        """With more than one tile of columns, the last not whole; aligned for every kernel."""
+        layout = GemmLayout.ROW_MAJOR if key.layout_b == COLUMN else GemmLayout.COL_MAJOR
+        request = GemvRequest(GemvShape(key.tile[1] + 16, 4 * key.tile[2]), **sampled(key, epilogue), layout_a=layout)
+        return request, select.candidate_of(GemvSearch(followed(request, epilogue, device), device), key)
 
     def probe(self, request: GemvRequest, arrays: Arrays) -> Probe[Any]:
         from .probe import product_probe

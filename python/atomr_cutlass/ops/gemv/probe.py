@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...pipeline.operand_table import Array, Arrays
-from ..gemm.probe import FusedGemmProbe, GemmProbe
+from ..gemm.probe import GemmProbe
 from .request import GemvRequest
 
 
@@ -17,4 +17,4 @@ def product_probe(request: GemvRequest, arrays: Arrays) -> GemmProbe:
 
     given = {name: row(name, array) for name, array in arrays.items() if name not in ("a", "x")}
     given |= {"a": row("x", arrays["x"]), "b": arrays["a"].swapaxes(-1, -2)}
-    return (GemmProbe if tree is None else FusedGemmProbe)(request.product, given)
+    return GemmProbe(request.product, given)

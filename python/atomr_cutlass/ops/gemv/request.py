@@ -11,8 +11,8 @@ from ...pipeline.call_options import documented
 from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import GemmProblem
+from ...pipeline.request import Request, expect_extent
 from ..gemm.request import GemmLayout, GemmRequest, GemmShape
-from ..request import OperationRequest, expect_extent
 from .kernels import GemvSearch, search_for
 from .problem import VectorResult, check_types, vector_of
 
@@ -36,7 +36,7 @@ class GemvShape:
 
 @documented
 @dataclass(frozen=True)
-class GemvRequest(OperationRequest):
+class GemvRequest(Request):
     """One product of a matrix and a vector, or a batch of them: y = epilogue(A x), dense operands.
 
     Attributes:

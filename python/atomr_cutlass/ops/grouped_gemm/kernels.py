@@ -16,6 +16,7 @@ from ...generator.epilogue.tree import ROW as ROW_KIND
 from ...generator.key import COLUMN, ROW, KernelKey
 from ...generator.matrix import ARCHS, cells, supports, with_epilogue
 from ...generator.rules import FP8_TYPES, HALF_TYPES, OK, Status, no
+from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.search import KernelSearch, matrix
 from ..quantize.reference import BLOCK
@@ -84,6 +85,9 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
                 yield keys
             else:
                 yield (key for key in dict.fromkeys(_derived(key, problem) for key in keys) if supports(key))
+
+    def epilogue_of(self, candidate: Candidate[GroupedProblem]) -> str:
+        return epilogue_of(candidate.key, self.problem)
 
     def reason(self) -> str:
         arch = self.arch or self.device.arch

@@ -6,14 +6,18 @@ import re
 from types import MappingProxyType
 from typing import Any
 
+from ...arrays.numerics import FAST
 from ...errors import InvalidOperandError
 from ...generator.epilogue.tree import ROW
+from ...generator.key import KernelKey
+from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.operand_table import Arrays, OperandSlot
 from ...pipeline.operation import PlannedOperation
 from ...pipeline.plan import Plan
 from ...pipeline.probe import Probe
 from ...pipeline.reduction import is_batch_invariant
+from ...pipeline.request import sampled
 from ...pipeline.request_options import Option, RequestOptions
 from ..gemm.operation import (
     BATCH_INVARIANT,
@@ -22,12 +26,14 @@ from ..gemm.operation import (
     MATRIX_LAYOUT,
     fields_from,
     layouts_from,
+    layouts_of,
     refuse_columns,
+    sample_shape,
 )
 from ..gemm.request import GemmShape
 from . import plans
 from .kernels import GroupedSearch
-from .problem import OP
+from .problem import OP, GroupedProblem
 from .request import GroupedGemmRequest, GroupedGemmShape
 
 
@@ -105,10 +111,19 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
     def search(self, request: GroupedGemmRequest, device: Device) -> GroupedSearch | None:
         return None if request.problem(device.index).empty else request.search(device)
 
+    def sample(
+        self, key: KernelKey, epilogue: str, device: Device
+    ) -> tuple[GroupedGemmRequest, Candidate[GroupedProblem]]:
+        request = GroupedGemmRequest(
+            GroupedGemmShape([sample_shape(key)]), **sampled(key, epilogue), **layouts_of(key),
+            fast_accum=key.math == FAST, batch_invariant=False,
+        )  # fmt: skip
+        return request, Candidate(key, None, 0.0, request.problem(device.index))
+
     def probe(self, request: GroupedGemmRequest, arrays: Arrays) -> Probe[GroupedGemmRequest]:
         from .probe import GroupedGemmProbe
 
-        return GroupedGemmProbe(request, arrays, self.operands(request))
+        return GroupedGemmProbe(request, arrays)
 
 
 OPERATIONS = (GroupedGemmOperation(),)

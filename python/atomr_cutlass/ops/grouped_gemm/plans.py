@@ -7,20 +7,17 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ... import _core
-from ...epilogue import validate
-from ...epilogue.bound import Fusion, GroupedFusion, GroupOperand
+from ...epilogue.bound import GroupOperand
 from ...errors import UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.common import form_of
-from ...generator.epilogue.lower import has_tree, is_common
+from ...generator.epilogue.lower import is_common
 from ...generator.epilogue.tree import ROW as ROW_KIND
 from ...pipeline import devices
 from ...pipeline.candidate import Candidate
 from ...pipeline.plan import Address, Plan, Steps
-from ...pipeline.planning import PlanOptions, plan_with, planned
-from ...pipeline.problem import GemmProblem, MatrixSpec
-from ..gemm.validation import make_probe
+from ...pipeline.planning import PlanOptions, planned
+from ...pipeline.problem import MatrixSpec
 from .kernels import GroupedSearch, epilogue_of, layouts_of, reads_as_c, refusal
 from .problem import BLOCKS, FORMS, GROUP, LIST, TENSOR, VECTOR, GroupedProblem, ReadLayout, scale_strides
 
@@ -31,7 +28,7 @@ _SCALE_FORMS = {TENSOR: 0, VECTOR: 1, GROUP: 2, BLOCKS: 0}
 _POINTERS = ("a", "b", "c", "d", "scale_a", "scale_b")
 
 
-def make(problem: GroupedProblem, *, candidate: Candidate[GroupedProblem] | None = None, **options: Any) -> Plan:
+def make(problem: GroupedProblem, **options: Any) -> Plan:
     """The plan for a grouped GEMM.
 
     Its slots are a, b and, where there are such, c, offsets, scale_a, scale_b, the tree's inputs, then out; of lists
@@ -40,45 +37,14 @@ def make(problem: GroupedProblem, *, candidate: Candidate[GroupedProblem] | None
 
     Args:
         problem: the products.
-        candidate: the kernel where it has been chosen already.
         options: those of `PlanOptions`.
 
     Raises:
         UnsupportedError, KernelNotFoundError: as `gemm.plans.make`.
     """
     how = PlanOptions(**options)
-    device = devices.get(problem.device)
-
-    def validated(candidate: Candidate[GroupedProblem], how: PlanOptions) -> bool:
-        if problem.fusion is None or not has_tree(candidate.key.epilogue):
-            return True
-        launch = functools.partial(launch_once, candidate)
-        epilogue = epilogue_of(candidate.key, problem)
-        return validate.require(
-            candidate, epilogue, device, launch, make_probe, stream=how.stream, in_background=how.in_background
-        )
-
-    build = functools.partial(_plan, problem)
-    if candidate is not None:
-        return plan_with(candidate, build, how, validated)
-    search = GroupedSearch(problem, device, how.arch, batch_invariant=how.batch_invariant)
-    return planned(search, build, how, validated)
-
-
-def launch_once(
-    candidate: Candidate[GroupedProblem], product: GemmProblem, fusion: Fusion, views: Mapping[str, _core.Operand]
-) -> None:
-    """Launches the kernel for a list of one product."""
-    inputs = tuple(
-        GroupOperand(leaf.name, leaf.kind, (MatrixSpec(leaf.shape, leaf.strides, leaf.dtype, leaf.alignment),))
-        for leaf in fusion.inputs
-    )
-    alone = GroupedProblem(
-        LIST, 1, (product.a,), (product.b,), (), (product.d,), counted=False, math=product.math, device=product.device,
-        fusion=GroupedFusion(fusion.tree, inputs),
-    )  # fmt: skip
-    made = _plan(alone, candidate, PlanOptions(candidate.key.arch))
-    made(*(views[name] for name in ("a", "b", *(leaf.name for leaf in fusion.inputs), "out")), stream=0)
+    search = GroupedSearch(problem, devices.get(problem.device), how.arch, batch_invariant=how.batch_invariant)
+    return planned(search, functools.partial(_plan, problem), how)
 
 
 def _plan(problem: GroupedProblem, candidate: Candidate[GroupedProblem], how: PlanOptions) -> Plan:

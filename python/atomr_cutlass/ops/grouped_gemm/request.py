@@ -19,8 +19,8 @@ from ...pipeline.devices import Device
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import MatrixSpec, row_major
 from ...pipeline.reduction import is_batch_invariant
+from ...pipeline.request import Request, expect_served, math_of
 from ..gemm.request import FP8_SCALINGS, GemmLayout, GemmShape, expect_fp8, expect_scaling
-from ..request import OperationRequest, expect_served, math_of
 from .kernels import GroupedSearch
 from .problem import LIST, OP, GroupedProblem, GroupScale, following, scale_shapes, scale_strides
 
@@ -52,7 +52,7 @@ class GroupedGemmShape:
 
 @documented
 @dataclass(frozen=True)
-class GroupedGemmRequest(OperationRequest):
+class GroupedGemmRequest(Request):
     """Several GEMMs of different extents in one launch: the form whose operands are lists of dense matrices.
 
     A plan of it is called with all of A, all of B, with beta all of C, with scaling all scales of A and all of B, with

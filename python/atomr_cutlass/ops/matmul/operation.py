@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from ...arrays import operands
-from ...pipeline.operation import Call, CallOperation
+from ...pipeline.call import ParsedCall
+from ...pipeline.operation import CallOperation
 from .function import parsed
 from .request import MatmulRequest
 
@@ -28,7 +29,7 @@ class MatmulOperation(CallOperation):
         }
     )
 
-    def call(self, request: MatmulRequest) -> Call:
+    def call(self, request: MatmulRequest) -> ParsedCall:
         with operands.launching(request.stream, request.a, awaited=True):
             return parsed(request)
 

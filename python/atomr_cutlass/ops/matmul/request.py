@@ -14,7 +14,7 @@ from ...generator.dtypes import CutlassDtype
 from ...pipeline.call_options import documented
 from ...pipeline.heuristic import KernelUse
 from ...pipeline.invocation import BACKENDS
-from ..request import expect_extent
+from ...pipeline.request import expect_extent
 from .epilogues import FORMS, Form, MatmulEpilogue
 
 

@@ -354,7 +354,7 @@ def _check_dense(results: Mapping[str, Result]) -> None:
     Raises:
         InvalidOperandError: names the array.
     """
-    for name, (shape, _, _, view) in results.items():
+    for name, (shape, _, _, view, _) in results.items():
         if view is not None and 0 not in shape and not is_dense(shape, view.strides):
             raise InvalidOperandError(f"{name} has strides {view.strides}; expected {row_major(shape)}, without gaps")
 

@@ -8,24 +8,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..arrays.numerics import default_out_dtype, math_mode
+from ..arrays.numerics import PRECISIONS, default_out_dtype, math_mode
 from ..checks import check_options, expect, shown
-from ..epilogue.results import check_tree
 from ..errors import InvalidOperandError, UnsupportedError, require
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.common import bias_and_activation
-from ..generator.epilogue.tree import EpilogueVisitorTree
+from ..generator.epilogue.lower import SOURCE, split
+from ..generator.epilogue.tree import MATRIX, EpilogueVisitorTree
+from ..generator.key import KernelKey
 from ..generator.render import render
 from ..generator.rules import Status, accumulator, supports_tree
-from ..pipeline import devices, select
-from ..pipeline.heuristic import KernelUse
-from ..pipeline.plan_cache import Extents, PlanKey
-from ..pipeline.tuning import identity
+from . import devices, select
+from .heuristic import KernelUse
+from .plan_cache import Extents, PlanKey
+from .tuning import identity
 
 if TYPE_CHECKING:
-    from ..pipeline.devices import Device
-    from ..pipeline.search import KernelSearch
+    from .devices import Device
+    from .search import KernelSearch
 
 Members: TypeAlias = "tuple[CutlassDtype, ...] | tuple[SmArch, ...]"
 
@@ -101,8 +102,8 @@ class GemmEpilogue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OperationRequest(KernelUse, ABC):
-    """A request that plans are made from; those of an operation have its extents and layouts beside.
+class Request(KernelUse, ABC):
+    """A request that plans are made from, without arrays; those of an operation have its layouts beside.
 
     Attributes:
         dtype: element type of the operands. TF32 means float32 operands multiplied in TF32.
@@ -113,6 +114,7 @@ class OperationRequest(KernelUse, ABC):
             BF16 for fp8 and fp4, and for I8 I32, or F32 where more than a product is made of it.
         binding: name under which a plan of this request keeps an operand, such as a layer's weight: requests that
             differ in it alone have plans of their own.
+        shape: extents, a dataclass of the operation's own.
     """
 
     dtype: CutlassDtype
@@ -120,6 +122,7 @@ class OperationRequest(KernelUse, ABC):
     epilogue: GemmEpilogue = field(default_factory=GemmEpilogue)
     out_dtype: CutlassDtype | None = None
     binding: str | None = None
+    shape: Any
 
     @property
     def operand_dtype(self) -> CutlassDtype:
@@ -184,7 +187,17 @@ class OperationRequest(KernelUse, ABC):
             InvalidOperandError: it decides another element type, or has an operand of a name that the product has.
             UnsupportedError: no kernel computes it.
         """
-        check_tree(tree, self.result_dtype, {*product, *(["c"] if self.epilogue.beta != 0 else [])})
+        result = self.result_dtype
+        if tree.result_dtype not in (None, result):
+            raise InvalidOperandError(
+                f"the epilogue casts D to {tree.result_dtype.value}; out_dtype says {result.value}"
+            )
+        taken = {*product, *(["c"] if self.epilogue.beta != 0 else [])}
+        for name in [operand.name for operand in tree.inputs] + [output.name for output in tree.outputs]:
+            if name in taken:
+                raise InvalidOperandError(
+                    f"the epilogue has an operand {name!r}, which is the name of one of the product's: rename it"
+                )
         require(self.lowers(tree))
 
     def lowers(self, tree: EpilogueVisitorTree) -> Status:
@@ -223,6 +236,18 @@ class OperationRequest(KernelUse, ABC):
         """
         device = devices.for_arch(None) if self.arch is None else devices.imagined(self.arch)
         return render(select.best_key(self.search(device)), flavour="nvrtc")
+
+
+def sampled(key: KernelKey, epilogue: str) -> dict[str, Any]:
+    """The fields of a request for a kernel: element types, and the tree of one of its epilogues."""
+    program = split(epilogue)[1].replace(f"input:{SOURCE}:", f"input:{MATRIX}:")
+    tree = EpilogueVisitorTree.parse(program)
+    return {"dtype": key.a, "out_dtype": key.d, "epilogue": GemmEpilogue(tree=tree)}
+
+
+def precision_of(key: KernelKey) -> str | None:
+    """The precision of calls that a kernel serves; None where its element types have no other."""
+    return key.math if key.math in PRECISIONS else None
 
 
 def expect_served(op: str, dtype: CutlassDtype, arch: SmArch | None, dtypes: Members, archs: Members) -> None:

@@ -47,9 +47,6 @@ def affine(acc: Any, row: Any, factor: Any) -> Any:
 AFFINE = evt.trace(affine, {"row": evt.Operand("row", D.F32), "factor": evt.Operand("scalar", D.F32)}).tree
 
 
-grouped_request._DTYPES = (*grouped_request._DTYPES, D.F32)  # of the cells here
-
-
 def key(layouts: str, kind: str, align: int, tree: str = "-", activation: str = "-") -> KernelKey:
     """A cell in float32, which no real one multiplies.
 
@@ -800,5 +797,6 @@ def _spec(array: Values) -> Any:
 
 
 if __name__ == "__main__":
+    grouped_request._DTYPES = (*grouped_request._DTYPES, D.F32)  # of the cells here
     fake_cases.of_packs_alone()
     fake_cases.run(globals())

@@ -19,13 +19,14 @@ from ...generator.epilogue.common import as_bias_and_activation
 from ...generator.epilogue.lower import LINEAR, split
 from ...generator.key import KernelKey
 from ...generator.matrix import supports, with_epilogue
-from ...generator.rules import FP8_TYPES, OK, Status, accumulator, conv_types, no, supports_tree
+from ...generator.rules import FP8_TYPES, Status, accumulator, conv_types, supports_tree
 from ...pipeline import devices, search, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, row_major
 from ...pipeline.reduction import refuse_sums
 from ...pipeline.search import KernelSearch
+from ..gemm.divided import sums
 from ..gemm.kernels import OP as GEMM
 from ..gemm.kernels import GemmSearch
 from . import problem as conv_problem
@@ -78,30 +79,6 @@ class ConvFormulation:
         elif self.wide:
             rewrites.append("in float32, then cast")
         return "; ".join(rewrites)
-
-
-_OTHER_CAST = no("it casts other element types", 1)
-
-
-class CastSearch(KernelSearch[None]):
-    """Kernels that cast one element type to another, and add up slices."""
-
-    op = "cast"
-    formulations = ((None,),)
-
-    def __init__(self, dtype: CutlassDtype, wanted: CutlassDtype, device: Device, arch: SmArch | None) -> None:
-        """Kernels that cast `dtype` to `wanted`."""
-        self.device, self.arch = device, arch
-        self._types = (dtype, wanted)
-
-    def traits(self, formulation: None) -> Hashable:
-        return self._types
-
-    def matches(self, key: KernelKey, formulation: None) -> Status:
-        return OK if (key.a, key.d) == self._types else _OTHER_CAST
-
-    def reason(self) -> str:
-        return f"no kernel casts {self._types[0].value} to {self._types[1].value}"
 
 
 class ConvSearch(KernelSearch[ConvFormulation]):
@@ -268,7 +245,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
             casts = [(self.problem.a.dtype, rewritten.a.dtype), (self.problem.b.dtype, rewritten.b.dtype)]
         if formulation.wide or formulation.apart:
             casts.append((CutlassDtype.F32, self.problem.d.dtype))
-        return [CastSearch(*types, self.device, self.arch) for types in dict.fromkeys(casts)]
+        return [sums(*types, self.device, self.arch) for types in dict.fromkeys(casts)]
 
     def note(self, formulation: ConvFormulation) -> str:
         """The rewrite."""

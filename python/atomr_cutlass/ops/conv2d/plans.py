@@ -22,9 +22,10 @@ from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps, bytes_of
 from ...pipeline.planning import DEFAULT_OPTIONS, PlanOptions, plan_with, planned
 from ...pipeline.problem import MatrixSpec
+from ..gemm.divided import sums
 from ..gemm.kernels import product_args
 from ..gemm.plans import clears_masks, validated
-from .kernels import CastSearch, ConvFormulation, ConvSearch
+from .kernels import ConvFormulation, ConvSearch
 from .problem import ConvProblem
 from .support import CAST_ALIGNMENT, key_bytes
 from .validation import make_probe
@@ -66,7 +67,7 @@ def make(
         )  # fmt: skip
 
     def build(candidate: ConvCandidate, how: PlanOptions) -> Plan:
-        return _plan(problem, candidate, search, how, layout=layout)
+        return _plan(problem, candidate, device, how, layout=layout)
 
     if candidate is not None:
         return plan_with(candidate, build, how, checked)
@@ -87,19 +88,11 @@ def launch_once(
     source = None if number is None else convolution.d
     problem = dataclasses.replace(convolution, fusion=fusion, source=number, c=source)
     alone = dataclasses.replace(candidate, formulation=ConvFormulation(problem), split_k=1)
-    search = ConvSearch(problem, device, formulations=[[alone.formulation]])
-    made = _plan(problem, alone, search, DEFAULT_OPTIONS, layout="nhwc")
+    made = _plan(problem, alone, device, DEFAULT_OPTIONS, layout="nhwc")
     made(*(views[name] for name in ("a", "b", *(array.name for array in fusion.arrays), "out")), stream=0)
 
 
-def _plan(
-    problem: ConvProblem,
-    candidate: ConvCandidate,
-    search: ConvSearch,
-    how: PlanOptions,
-    *,
-    layout: str,
-) -> Plan:
+def _plan(problem: ConvProblem, candidate: ConvCandidate, device: Device, how: PlanOptions, *, layout: str) -> Plan:
     formulation, key = candidate.formulation, candidate.key
     rewritten, casts, product = formulation.problem, formulation.casts, formulation.product
     steps = Steps(problem.device, how.stream)
@@ -107,6 +100,15 @@ def _plan(
     def slot(name: str, spec: MatrixSpec, alignment: int, role: str = "input") -> Address:
         shape, strides = (in_layout(values, layout) for values in (spec.shape, spec.strides))
         return steps.slot(name, shape, strides, spec.dtype.dlpack, alignment=alignment, role=role)
+
+    def casting(dtype: CutlassDtype, wanted: CutlassDtype) -> Candidate[None]:
+        return select.choose(sums(dtype, wanted, device, how.arch), backend=how.backend, jit=how.jit)
+
+    def cast(source: Address, spec: MatrixSpec, wide: MatrixSpec) -> Address:
+        target = steps.temporary(bytes_of(wide.shape, wide.dtype))
+        args = {"count": math.prod(spec.shape), "slices": 1, "a": source, "d": target, "alpha": 1.0}
+        steps.launch(casting(spec.dtype, wide.dtype), args)
+        return target
 
     align_a, align_b = (key.align_a, key.align_b)
     if product is not None and product.swapped:
@@ -132,8 +134,7 @@ def _plan(
         c = others.source
     out = slot("out", problem.d, of_d, "output")
     if casts:
-        a = _cast(steps, a, problem.a, rewritten.a, search, how)
-        b = _cast(steps, b, problem.b, rewritten.b, search, how)
+        a, b = cast(a, problem.a, rewritten.a), cast(b, problem.b, rewritten.b)
     zeros = (0,) * (0 if fusion is None else len(fusion.arrays))
     if product is not None:
         first, second = (b, a) if product.swapped else (a, b)
@@ -159,28 +160,14 @@ def _plan(
         target = steps.temporary(slices * bytes_of(problem.d.shape, CutlassDtype.F32))
         args = _args(rewritten, a, b, None, bias, target, formulation.split_k)
         steps.launch(candidate, args | {"alpha": 1.0, "beta": 0.0, "split_parallel": int(formulation.apart)}, main=True)
-        cast = _cast_kernel(CutlassDtype.F32, problem.d.dtype, search, how)
         steps.launch(
-            cast,
+            casting(CutlassDtype.F32, problem.d.dtype),
             {
                 "count": count, "slices": slices, "slice_stride": count, "a": target, "c": c, "d": out,
                 "alpha": "alpha", "beta": "beta" if c is not None else 0.0,
             },
         )  # fmt: skip
     return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta, rewrite=formulation.rewrite)
-
-
-def _cast_kernel(dtype: CutlassDtype, wanted: CutlassDtype, search: ConvSearch, how: PlanOptions) -> Candidate[None]:
-    return select.choose(CastSearch(dtype, wanted, search.device, search.arch), backend=how.backend, jit=how.jit)
-
-
-def _cast(
-    steps: Steps, source: Address, spec: MatrixSpec, wide: MatrixSpec, search: ConvSearch, how: PlanOptions
-) -> Address:
-    target = steps.temporary(bytes_of(wide.shape, wide.dtype))
-    kernel = _cast_kernel(spec.dtype, wide.dtype, search, how)
-    steps.launch(kernel, {"count": math.prod(spec.shape), "slices": 1, "a": source, "d": target, "alpha": 1.0})
-    return target
 
 
 def _args(

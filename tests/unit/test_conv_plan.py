@@ -25,6 +25,7 @@ from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP, WGRAD, conv_geometry
 from atomr_cutlass.ops.conv2d.kernels import ConvFormulation, ConvSearch
 from atomr_cutlass.ops.conv2d.plans import make
 from atomr_cutlass.ops.conv2d.problem import (
+    CAST_ALIGNMENT,
     ConvProblem,
     channel_alignment,
     check_channels,
@@ -33,7 +34,6 @@ from atomr_cutlass.ops.conv2d.problem import (
     pixel_strides,
     reach,
 )
-from atomr_cutlass.ops.conv2d.support import CAST_ALIGNMENT
 from atomr_cutlass.pipeline import devices, estimate, rosters, search, select, table
 from atomr_cutlass.pipeline.plan import Steps
 from atomr_cutlass.pipeline.problem import MatrixSpec

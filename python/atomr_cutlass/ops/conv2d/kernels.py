@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +32,7 @@ from ..gemm.kernels import OP as GEMM
 from ..gemm.kernels import GemmSearch
 from . import problem as conv_problem
 from .geometry import DGRAD, FPROP, WGRAD
-from .problem import ConvProblem, of_two_images, packed
-from .support import CAST_ALIGNMENT, ConvTraits, convolves, extents_of, traits_of
+from .problem import CAST_ALIGNMENT, ConvProblem, ConvTraits, convolves, of_two_images, packed
 
 SLICES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ONE_TAP = "a filter of one tap: a GEMM"
@@ -65,6 +65,11 @@ class ConvFormulation:
     def apart(self) -> bool:
         """Whether the slices are computed side by side and added up by another kernel."""
         return self.split_k > 1 and self.problem.geometry.groups == 1
+
+    @functools.cached_property
+    def traits(self) -> ConvTraits:
+        """Those of the problem, with its slices of K."""
+        return self.problem.traits._replace(split=self.split_k > 1)
 
     @property
     def rewrite(self) -> str:
@@ -118,7 +123,6 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         if batch_invariant and problem.fusion is not None:
             refuse_sums(output.name for output in problem.fusion.tree.outputs if output.reduction)
         self.problem, self.device, self.arch, self.op = problem, device, arch, problem.op
-        self._known: dict[int, tuple[ConvProblem, ConvTraits]] = {}
         self._product = None if formulations is not None else self._as_gemm()
         self.formulations = self._all() if formulations is None else formulations
 
@@ -130,10 +134,9 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         if product.a.dtype in FP8_TYPES:
             product = dataclasses.replace(product, math=FAST)
         with contextlib.suppress(UnsupportedError):
-            if fusion is None or as_bias_and_activation(fusion.tree.program) == (None, None):
-                return GemmSearch(product, self.device, self.arch, batch_invariant=self.batch_invariant)
-            followed = fused.problem_of(product, fusion, LINEAR)
-            return GemmSearch(followed, self.device, self.arch, batch_invariant=self.batch_invariant)
+            if fusion is not None and as_bias_and_activation(fusion.tree.program) != (None, None):
+                product = fused.problem_of(product, fusion, LINEAR)
+            return GemmSearch(product, self.device, self.arch, batch_invariant=self.batch_invariant)
         return None
 
     def _all(self) -> list[list[ConvFormulation]]:
@@ -190,18 +193,12 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         """Those of the convolution and of the product, and whether the caller has a tree."""
         product = self._product
         of_product = None if product is None or formulation.product is None else product.traits(formulation.product)
-        return self._conv_traits(formulation), of_product, self.problem.fusion is not None
-
-    def _conv_traits(self, formulation: ConvFormulation) -> ConvTraits:
-        problem, split = formulation.problem, formulation.split_k > 1
-        if id(problem) not in self._known:  # slices of K are formulations of one problem
-            self._known[id(problem)] = problem, traits_of(problem)
-        return self._known[id(problem)][1]._replace(split=split)
+        return formulation.traits, of_product, self.problem.fusion is not None
 
     def matches(self, key: KernelKey, formulation: ConvFormulation) -> Status:
         if formulation.product is not None and self._product is not None:
             return self._product.matches(key, formulation.product)
-        return convolves(key, self._conv_traits(formulation))
+        return convolves(key, formulation.traits)
 
     def supports(self, key: KernelKey, formulation: ConvFormulation) -> Status:
         if formulation.product is not None and self._product is not None:
@@ -212,7 +209,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         """Those of the product, or of the convolution without casts of the operands."""
         if formulation.product is not None:
             return formulation.product.extents
-        return extents_of(formulation.problem, formulation.split_k, wide=formulation.wide)
+        return formulation.problem.extents(formulation.split_k, wide=formulation.wide)
 
     def cells(self, arch: SmArch, group: Sequence[ConvFormulation]) -> Iterable[Iterable[KernelKey]]:
         """The matrix's cells; where none serves, keys that differ from one in an option that every cell compiles with.

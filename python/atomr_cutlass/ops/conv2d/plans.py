@@ -26,8 +26,7 @@ from ..gemm.divided import sums
 from ..gemm.kernels import product_args
 from ..gemm.plans import clears_masks, validated
 from .kernels import ConvFormulation, ConvSearch
-from .problem import ConvProblem
-from .support import CAST_ALIGNMENT, key_bytes
+from .problem import CAST_ALIGNMENT, ConvProblem, key_bytes
 from .validation import make_probe
 
 ConvCandidate: TypeAlias = "Candidate[ConvFormulation]"

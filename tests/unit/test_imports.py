@@ -33,7 +33,7 @@ LAYERS = (
      "pipeline.heuristic", "pipeline.operand_table", "pipeline.plan", "pipeline.rosters", "pipeline.verification",
      "reference.scales", "reference.tolerance", "reference.tree"),
     ("arrays.arguments", "arrays.fp4", "epilogue.fused_operands", "ops.conv2d.problem", "ops.conv2d.reference",
-     "ops.gated_gemm.reference", "ops.gemm.reference", "ops.quantize.formats", "pipeline.operation",
+     "ops.gated_gemm.reference", "ops.gemm.reference", "pipeline.operation",
      "pipeline.pack_build", "pipeline.select",
      "reference.tree_error"),
     ("cli.options", "epilogue.groups", "epilogue.results", "epilogue.validate", "ops.gemm.divided", "ops.gemm.scaled",

@@ -133,10 +133,11 @@ class ConvSearch(KernelSearch[ConvFormulation]):
             return None
         if product.a.dtype in FP8_TYPES:
             product = dataclasses.replace(product, math=FAST)
+        problems: GemmProblem | list[GemmProblem] = product
         with contextlib.suppress(UnsupportedError):
             if fusion is not None and as_bias_and_activation(fusion.tree.program) != (None, None):
-                product = fused.problem_of(product, fusion, LINEAR)
-            return GemmSearch(product, self.device, self.arch, batch_invariant=self.batch_invariant)
+                problems = fused.problem_of(product, fusion, LINEAR)
+            return GemmSearch(problems, self.device, self.arch, batch_invariant=self.batch_invariant)
         return None
 
     def _all(self) -> list[list[ConvFormulation]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -12,15 +12,17 @@ import numpy as np
 from ... import _core
 from ...arrays import operands
 from ...arrays.arguments import check_apart, check_devices, check_writable, refuse_jax_out, result_dtype, views_of
-from ...arrays.numerics import AnyArray
+from ...arrays.numerics import AnyArray, numpy_dtype, saturating_cast
 from ...arrays.operands import BYTE, CPU
 from ...checks import NUMBERS, shown
 from ...errors import InvalidOperandError, UnsupportedError
+from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype, ScaleType
 from ...generator.epilogue.tree import RESULT
 from ...generator.families.quantize import FORMS, WIDE_TYPES, scale_type
 from ...generator.families.quantize import dequantize as dequantize_key
 from ...generator.families.quantize import quantize as quantize_key
+from ...generator.key import KernelKey
 from ...generator.rules import FP8_TYPES
 from ...pipeline import devices, select
 from ...pipeline.call import stored
@@ -30,7 +32,8 @@ from ...pipeline.invocation import Call, Invocation, Result
 from ...pipeline.plan import Plan, Steps
 from ...pipeline.problem import is_dense, row_major
 from ...pipeline.search import ExactSearch
-from .formats import SCALE_ELEMENTS, dequantized, quantized, scales_shape
+from . import reference as quantization
+from .reference import VECTOR, swizzled_size
 
 D = CutlassDtype
 
@@ -39,6 +42,13 @@ SCALINGS = tuple(form for form in FORMS if form != "amax")
 
 _VALUES, _SCALES = "out[0]", "out[1]"
 """The results of `quantize` by name."""
+
+_SCALE_ELEMENTS: dict[ScaleType, tuple[str, tuple[tuple[int, int], ...]]] = {
+    ScaleType.F32: ("f32", (D.F32.dlpack,)),
+    ScaleType.UE4M3: ("e4m3", (D.F8E4M3.dlpack,)),
+    ScaleType.UE8M0: ("e8m0, or its bytes (uint8)", (BYTE, ScaleType.UE8M0.dlpack)),
+}
+"""Element types of scale arrays: in words, and as DLPack's (type code, bits), that of new ones first."""
 
 
 class QuantizedArray(NamedTuple):
@@ -140,17 +150,36 @@ def dequantize(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Quantize(Invocation):
-    """`quantize`, parsed.
+class _Parsed(Invocation):
+    """A call of either function, parsed.
 
     Attributes:
         scaling: which elements share a scale.
         narrow: element type of the values.
+        wide: element type of the matrix.
     """
 
     scaling: str
     narrow: CutlassDtype
+    wide: CutlassDtype
     numpy_on_host = True
+
+    def check_kernels(self) -> None:
+        """Refuses the caller's arrays where they have gaps or are not row-major: kernels write no such."""
+        for name, (shape, _, _, view) in self.results.items():
+            if view is not None and 0 not in shape and not is_dense(shape, view.strides):
+                raise InvalidOperandError(
+                    f"{name} has strides {view.strides}; expected {row_major(shape)}, without gaps"
+                )
+
+    def kernel(self, make: Callable[[SmArch], KernelKey], device: int) -> Candidate[None]:
+        """The kernel of a key, on the GPU of this index."""
+        options = self.call.options
+        return select.choose(ExactSearch(make, devices.get(device)), backend=options.backend, jit=options.jit)
+
+
+class _Quantize(_Parsed):
+    """`quantize`, parsed."""
 
     @property
     def empty(self) -> bool:
@@ -160,22 +189,19 @@ class _Quantize(Invocation):
         (rows, columns), strides = self.inputs["x"].shape, self.inputs["x"].strides
         if self.on_gpu and rows > 0 and columns > 1 and strides[1] != 1:
             raise InvalidOperandError(f"x has strides {strides}; expected contiguous rows: quantize x.T for B")
-        _check_dense(self.results)
+        super().check_kernels()
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
-        x, options, scaling = views["x"], self.call.options, self.scaling
-        source, device = operands.dtype_of(x, "x"), devices.get(x.device)
-        rows, columns = x.shape
+        x, scaling, (rows, columns) = views["x"], self.scaling, views["x"].shape
 
         def kernel(form: str) -> Candidate[None]:
             narrow = D.F8E4M3 if form == "amax" else self.narrow
-            search = ExactSearch(lambda arch: quantize_key(arch, source, narrow, form), device)
-            return select.choose(search, backend=options.backend, jit=options.jit)
+            return self.kernel(lambda arch: quantize_key(arch, self.wide, narrow, form), x.device)
 
         steps = Steps(x.device, stream)
         lda = x.strides[0] if rows > 1 else columns
         args: dict[str, Any] = {"rows": rows, "columns": columns, "lda": lda, "alpha": "alpha"}
-        args["a"] = steps.slot("x", x.shape, x.strides, source.dlpack)
+        args["a"] = steps.slot("x", x.shape, x.strides, x.dtype)
         for field, name in (("scales", _SCALES), ("d", _VALUES)):
             shape, element, *_ = self.results[name]
             args[field] = steps.slot(name, shape, None, element, alignment=element[1] // 8, role="output")
@@ -200,8 +226,21 @@ class _Quantize(Invocation):
         return super().returned({**arrays, "global_scale": self.call.options.alpha})
 
     def reference(self, host: dict[str, AnyArray]) -> dict[str, AnyArray]:
-        values, scales = quantized(host["x"], self.narrow, self.scaling, self.call.options.alpha)
-        return {_VALUES: values, _SCALES: scales}
+        x, scaling = host["x"], self.scaling
+        if self.narrow is D.F4E2M1:
+            made = (
+                quantization.quantize_nvfp4(x, global_scale=self.call.options.alpha)
+                if scaling == "nvfp4"
+                else quantization.quantize_mxfp4(x)
+            )
+            scales = quantization.swizzle_scales(made.scale)
+            scales = scales.view(np.uint8) if scaling == "mxfp4" else scales
+            return {_VALUES: quantization.pack_fp4(made.values), _SCALES: scales}
+        if scaling in ("block", "tile"):
+            values, scales = quantization.quantize_blockwise(x, self.narrow, block=FORMS[scaling][1])
+        else:
+            values, scales = quantization.quantize(x, self.narrow, axis=None if scaling == "tensor" else -1)
+        return {_VALUES: values, _SCALES: scales.reshape(self.results[_SCALES].shape)}
 
 
 def _quantized_array(made: Mapping[str, Any]) -> QuantizedArray:
@@ -212,21 +251,18 @@ def _quantized_array(made: Mapping[str, Any]) -> QuantizedArray:
 def _parse(call: Call) -> _Quantize:
     dtype, scaling = call.own
     _check("quantize", call, scaling, dtype=dtype)
-    kind = scale_type(scaling)
-    fp4 = kind is not ScaleType.F32
+    fp4 = scale_type(scaling) in VECTOR
     narrow = D.F4E2M1 if fp4 else dtype
     if narrow not in (*FP8_TYPES, D.F4E2M1):
         raise InvalidOperandError(f"dtype is {dtype!r}; expected F8E4M3 or F8E5M2")
     view = operands.as_operand(call.arrays["x"], "x")
-    _check_matrix(view, "x", WIDE_TYPES)
+    wide = _check_matrix(view, "x", WIDE_TYPES)
     rows, columns = view.shape
-    if fp4 and columns % FORMS[scaling][1][1]:
-        raise InvalidOperandError(f"x has {columns} columns; {scaling} shares a scale among {FORMS[scaling][1][1]}")
+    scales = _scales("x", view.shape, scaling)
     _check_place(view, "quantize", call.options.backend)
-    element = {ScaleType.F32: D.F32.dlpack, ScaleType.UE4M3: D.F8E4M3.dlpack, ScaleType.UE8M0: BYTE}[kind]
-    # fp4 and e8m0 are bytes to every framework.
+    # fp4 is bytes to every framework.
     values = Result((rows, columns // 2), BYTE) if fp4 else Result((rows, columns), narrow.dlpack)
-    results = {_VALUES: values, _SCALES: Result(scales_shape(view.shape, scaling), element)}
+    results = {_VALUES: values, _SCALES: scales}
     if call.out is not None:
         if not isinstance(call.out, (list, tuple)) or len(call.out) != len(results):
             raise InvalidOperandError(f"out is {shown(call.out)}; expected two arrays, (values, scales)")
@@ -238,41 +274,25 @@ def _parse(call: Call) -> _Quantize:
         arrange=_quantized_array,
         scaling=scaling,
         narrow=narrow,
+        wide=wide,
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Dequantize(Invocation):
-    """`dequantize`, parsed.
-
-    Attributes:
-        scaling: which elements share a scale.
-        wide: element type of the result.
-    """
-
-    scaling: str
-    wide: CutlassDtype
-    numpy_on_host = True
-
-    def check_kernels(self) -> None:
-        _check_dense(self.results)
+class _Dequantize(_Parsed):
+    """`dequantize`, parsed."""
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
-        values, scales, options = views["values"], views["scales"], self.call.options
-        kind, wide, shape = scale_type(self.scaling), self.wide, self.results[RESULT].shape
-        narrow = D.F4E2M1 if kind is not ScaleType.F32 else operands.dtype_of(values, "values")
-        block_rows, block_columns = FORMS[self.scaling][1]
-        search = ExactSearch(lambda arch: dequantize_key(arch, narrow, wide, kind), devices.get(values.device))
-        kernel = select.choose(search, backend=options.backend, jit=options.jit)
+        values, scales, (rows, columns) = views["values"], views["scales"], self.results[RESULT].shape
+        kind, wide, (block_rows, block_columns) = scale_type(self.scaling), self.wide, FORMS[self.scaling][1]
+        kernel = self.kernel(lambda arch: dequantize_key(arch, self.narrow, wide, kind), values.device)
         steps = Steps(values.device, stream)
-        rows, columns = shape
         args = {
             "rows": rows,
             "columns": columns,
             "lda": columns,
             "a": steps.slot("values", values.shape, None, values.dtype),
             "scales": steps.slot("scales", scales.shape, None, scales.dtype),
-            "d": steps.slot(RESULT, shape, None, wide.dlpack, alignment=wide.bits // 8, role="output"),
+            "d": steps.slot(RESULT, (rows, columns), None, wide.dlpack, alignment=wide.bits // 8, role="output"),
             "alpha": "alpha",
             "block_rows": block_rows or rows,
             "block_columns": block_columns or columns,
@@ -281,8 +301,17 @@ class _Dequantize(Invocation):
         return steps.plan(like=like)
 
     def reference(self, host: dict[str, AnyArray]) -> dict[str, AnyArray]:
-        shape, second = self.results[RESULT].shape, self.call.options.alpha
-        return {RESULT: dequantized(host["values"], host["scales"], shape, self.scaling, second, self.wide)}
+        values, scales, (rows, columns) = host["values"], host["scales"], self.results[RESULT].shape
+        kind = scale_type(self.scaling)
+        if kind in VECTOR:
+            plain = quantization.unswizzle_scales(scales, rows, columns // VECTOR[kind]).view(numpy_dtype(kind))
+            made = quantization.BlockScaled(quantization.unpack_fp4(values), plain, self.call.options.alpha)
+            wide = quantization.dequantize_fp4(made)
+        elif self.scaling in ("block", "tile"):
+            wide = quantization.dequantize_blockwise(values, scales, block=FORMS[self.scaling][1])
+        else:
+            wide = quantization.dequantize(values, scales)
+        return {RESULT: saturating_cast(wide, self.wide)}
 
 
 def _parse_inverse(call: Call) -> _Dequantize:
@@ -295,17 +324,17 @@ def _parse_inverse(call: Call) -> _Dequantize:
     kind = scale_type(scaling)
     views = {name: operands.as_operand(array, name) for name, array in call.arrays.items()}
     view, scales = views["values"], views["scales"]
-    if kind is not ScaleType.F32:
+    if kind in VECTOR:
         if view.dtype != BYTE or len(view.shape) != 2:
             raise InvalidOperandError(f"values has shape {view.shape}; expected packed fp4, uint8 (M, K / 2)")
-        shape: tuple[int, ...] = (view.shape[0], view.shape[1] * 2)
+        narrow, shape = D.F4E2M1, (view.shape[0], view.shape[1] * 2)
     else:
-        _check_matrix(view, "values", FP8_TYPES)
-        shape = view.shape
-    expected = scales_shape(shape, scaling)
+        narrow = _check_matrix(view, "values", FP8_TYPES)
+        shape = (view.shape[0], view.shape[1])
+    expected = _scales("values (unpacked)", shape, scaling).shape
     if scales.shape != expected:
         raise InvalidOperandError(f"scales has shape {scales.shape}; expected {expected}")
-    known, elements = SCALE_ELEMENTS[kind]
+    known, elements = _SCALE_ELEMENTS[kind]
     if scales.dtype not in elements:
         raise InvalidOperandError(f"scales has elements of {_named(scales.dtype)}; expected {known}")
     check_devices(views)
@@ -315,23 +344,27 @@ def _parse_inverse(call: Call) -> _Dequantize:
         inputs=views,
         results=_into(outs, {RESULT: Result(shape, wide.dlpack)}, views),
         scaling=scaling,
+        narrow=narrow,
         wide=wide,
     )
+
+
+def _scales(name: str, shape: tuple[int, ...], scaling: str) -> Result:
+    """The array of the scales of a matrix, which is named so, as it would be made; refuses parts of fp4's vectors."""
+    kind, block = scale_type(scaling), FORMS[scaling][1]
+    rows, columns = (-(-extent // size) if size else 1 for extent, size in zip(shape, block, strict=True))
+    extents: tuple[int, ...] = (rows, columns) if any(block) else (1,)
+    if kind in VECTOR:
+        if shape[1] % VECTOR[kind]:
+            raise InvalidOperandError(f"{name} has {shape[1]} columns; {scaling} shares a scale among {VECTOR[kind]}")
+        extents = (swizzled_size(rows, columns),)
+    return Result(extents, _SCALE_ELEMENTS[kind][1][0])
 
 
 def _into(
     outs: Mapping[str, Any], results: dict[str, Result], inputs: Mapping[str, _core.Operand]
 ) -> dict[str, Result]:
-    """The results in the caller's arrays, where there are such.
-
-    Args:
-        outs: the arrays by the results' names, or nothing.
-        results: as they would be made anew.
-        inputs: views of what is read.
-
-    Raises:
-        InvalidOperandError: an array is not as a new one would be, or shares memory; names it.
-    """
+    """The results in the caller's arrays, where there are such; refuses arrays that new ones would not be like."""
     if not outs:
         return results
     views = views_of(outs, outs)
@@ -348,17 +381,6 @@ def _into(
     return {name: Result(view.shape, view.dtype, outs[name], view) for name, view in views.items()}
 
 
-def _check_dense(results: Mapping[str, Result]) -> None:
-    """Refuses the caller's arrays where they have gaps or are not row-major: kernels write no such.
-
-    Raises:
-        InvalidOperandError: names the array.
-    """
-    for name, (shape, _, _, view) in results.items():
-        if view is not None and 0 not in shape and not is_dense(shape, view.strides):
-            raise InvalidOperandError(f"{name} has strides {view.strides}; expected {row_major(shape)}, without gaps")
-
-
 def _check(function: str, call: Call, scaling: str, **more: Any) -> None:
     """Checks the arguments that both functions share."""
     call.check(function, scaling=scaling, **more)
@@ -366,12 +388,14 @@ def _check(function: str, call: Call, scaling: str, **more: Any) -> None:
         raise InvalidOperandError(f"unknown scaling {scaling!r}; valid: {', '.join(SCALINGS)}")
 
 
-def _check_matrix(view: _core.Operand, name: str, dtypes: tuple[CutlassDtype, ...]) -> None:
+def _check_matrix(view: _core.Operand, name: str, dtypes: tuple[CutlassDtype, ...]) -> CutlassDtype:
+    """The element type of a matrix, which must be one of these."""
     if len(view.shape) != 2:
         raise InvalidOperandError(f"{name} has shape {view.shape}; expected 2 dimensions")
     dtype = operands.dtype_of(view, name)
     if dtype not in dtypes:
         raise InvalidOperandError(f"{name} is {dtype.value}; expected {', '.join(valid.value for valid in dtypes)}")
+    return dtype
 
 
 def _named(element: tuple[int, int]) -> str:
@@ -383,15 +407,9 @@ def _named(element: tuple[int, int]) -> str:
 
 
 def _second_level(global_scale: float, scaling: str) -> float:
-    """A second-level scale as kernels take it, in float32.
-
-    Raises:
-        InvalidOperandError: it is no positive number there, or the format has none.
-    """
+    """A second-level scale as kernels take it, in float32; refuses what is no positive number there."""
     if isinstance(global_scale, bool) or not isinstance(global_scale, NUMBERS):
         raise InvalidOperandError(f"global_scale is a {type(global_scale).__name__}; expected a number")
-    if global_scale == 1:
-        return 1.0
     second = _rounded(global_scale)
     if not 0.0 < second < math.inf:
         given = shown(global_scale)

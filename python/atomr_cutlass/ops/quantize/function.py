@@ -12,6 +12,7 @@ import numpy as np
 from ... import _core
 from ...arrays import operands
 from ...arrays.arguments import check_apart, check_devices, check_writable, refuse_jax_out, result_dtype, views_of
+from ...arrays.fp4 import SCALE_ELEMENTS, element_name
 from ...arrays.numerics import AnyArray, numpy_dtype, saturating_cast
 from ...arrays.operands import BYTE, CPU
 from ...checks import NUMBERS, shown
@@ -42,13 +43,6 @@ SCALINGS = tuple(form for form in FORMS if form != "amax")
 
 _VALUES, _SCALES = "out[0]", "out[1]"
 """The results of `quantize` by name."""
-
-_SCALE_ELEMENTS: dict[ScaleType, tuple[str, tuple[tuple[int, int], ...]]] = {
-    ScaleType.F32: ("f32", (D.F32.dlpack,)),
-    ScaleType.UE4M3: ("e4m3", (D.F8E4M3.dlpack,)),
-    ScaleType.UE8M0: ("e8m0, or its bytes (uint8)", (BYTE, ScaleType.UE8M0.dlpack)),
-}
-"""Element types of scale arrays: in words, and as DLPack's (type code, bits), that of new ones first."""
 
 
 class QuantizedArray(NamedTuple):
@@ -245,7 +239,7 @@ class _Quantize(_Parsed):
 
 def _quantized_array(made: Mapping[str, Any]) -> QuantizedArray:
     values, scales = made[RESULT] or (made[_VALUES], made[_SCALES])
-    return QuantizedArray(values, scales, _rounded(made.get("global_scale", 1.0)))
+    return QuantizedArray(values, scales, quantization.second_level(made.get("global_scale", 1.0)))
 
 
 def _parse(call: Call) -> _Quantize:
@@ -334,9 +328,9 @@ def _parse_inverse(call: Call) -> _Dequantize:
     expected = _scales("values (unpacked)", shape, scaling).shape
     if scales.shape != expected:
         raise InvalidOperandError(f"scales has shape {scales.shape}; expected {expected}")
-    known, elements = _SCALE_ELEMENTS[kind]
-    if scales.dtype not in elements:
-        raise InvalidOperandError(f"scales has elements of {_named(scales.dtype)}; expected {known}")
+    if scales.dtype not in SCALE_ELEMENTS[kind]:
+        known = {ScaleType.F32: "f32", ScaleType.UE4M3: "e4m3", ScaleType.UE8M0: "e8m0, or its bytes (uint8)"}[kind]
+        raise InvalidOperandError(f"scales has elements of {element_name(scales.dtype)}; expected {known}")
     check_devices(views)
     _check_place(view, "dequantize", call.options.backend)
     return _Dequantize(
@@ -358,7 +352,7 @@ def _scales(name: str, shape: tuple[int, ...], scaling: str) -> Result:
         if shape[1] % VECTOR[kind]:
             raise InvalidOperandError(f"{name} has {shape[1]} columns; {scaling} shares a scale among {VECTOR[kind]}")
         extents = (swizzled_size(rows, columns),)
-    return Result(extents, _SCALE_ELEMENTS[kind][1][0])
+    return Result(extents, SCALE_ELEMENTS[kind][0])
 
 
 def _into(
@@ -375,7 +369,9 @@ def _into(
         if view.shape != shape:
             raise InvalidOperandError(f"{name} has shape {view.shape}; expected {shape}")
         if view.dtype != element:
-            raise InvalidOperandError(f"{name} has elements of {_named(view.dtype)}; expected {_named(element)}")
+            raise InvalidOperandError(
+                f"{name} has elements of {element_name(view.dtype)}; expected {element_name(element)}"
+            )
         check_writable(view, name)
     check_apart(views, inputs, ())
     return {name: Result(view.shape, view.dtype, outs[name], view) for name, view in views.items()}
@@ -398,36 +394,16 @@ def _check_matrix(view: _core.Operand, name: str, dtypes: tuple[CutlassDtype, ..
     return dtype
 
 
-def _named(element: tuple[int, int]) -> str:
-    """An element type, DLPack's (type code, bits), in words."""
-    if element == BYTE:
-        return "bytes"
-    found = CutlassDtype.from_dlpack(*element) or ScaleType.from_dlpack(*element)
-    return f"DLPack type {element[0]} with {element[1]} bits" if found is None else found.value
-
-
 def _second_level(global_scale: float, scaling: str) -> float:
     """A second-level scale as kernels take it, in float32; refuses what is no positive number there."""
     if isinstance(global_scale, bool) or not isinstance(global_scale, NUMBERS):
         raise InvalidOperandError(f"global_scale is a {type(global_scale).__name__}; expected a number")
-    second = _rounded(global_scale)
-    if not 0.0 < second < math.inf:
-        given = shown(global_scale)
-        raise InvalidOperandError(f"global_scale is {given}; expected a positive number in float32's range")
+    second = quantization.second_level(global_scale)
     if second != 1.0 and scaling != "nvfp4":
         raise InvalidOperandError(
             f"global_scale is {global_scale}; only nvfp4 has one: leave it out, or multiply the scales of {scaling}"
         )
     return second
-
-
-def _rounded(number: float) -> float:
-    """A number of any size in float32, beyond whose range it is infinite."""
-    with np.errstate(over="ignore", under="ignore"):
-        try:
-            return float(np.float32(number))
-        except OverflowError:  # of a Python integer
-            return math.inf
 
 
 def _check_place(view: _core.Operand, function: str, backend: str) -> None:

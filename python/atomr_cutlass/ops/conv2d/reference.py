@@ -108,66 +108,61 @@ def absolute_convolution(
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The three sums
+# The three sums: a product for each group of channels and each tap of the filter
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 def _fprop(x: FloatArray, w: FloatArray, g: ConvGeometry) -> FloatArray:
-    padded = _padded(x, g)
-    y = np.zeros((g.n * g.p * g.q, g.k))
+    padded, filters = _padded(x, g), _filters(w, g)
+    y = np.zeros((g.groups, g.n * g.p * g.q, g.k // g.groups))
     for r, s, rows, columns in _taps(g):
-        # (pixels, c) x (k, c / groups) -> (pixels, k)
-        y += _grouped(padded[:, rows, columns].reshape(-1, g.c), w[:, r, s].swapaxes(0, 1), g.groups)
-    return y.reshape(g.y_shape)
+        y += _product(_pixels(padded[:, :, rows, columns]), filters[:, :, r, s].swapaxes(1, 2))
+    return np.moveaxis(y, 0, 1).reshape(g.y_shape)
 
 
 def _dgrad(dy: FloatArray, w: FloatArray, g: ConvGeometry) -> FloatArray:
-    pixels = dy.reshape(-1, g.k)
-    padded = np.zeros((g.n, g.h + sum(g.padding[0]), g.w + sum(g.padding[1]), g.c))
-    # (k, r, s, c / groups) -> for each tap (k / groups, c), the factor of a group's part of dy.
-    depth, width = g.c // g.groups, g.k // g.groups
-    taps = w.reshape(g.groups, width, g.r, g.s, depth).transpose(2, 3, 1, 0, 4).reshape(g.r, g.s, width, g.c)
+    pixels, filters = _pixels(_by_group(dy, g)), _filters(w, g)
+    padded = _padded(np.zeros(g.x_shape), g)
     for r, s, rows, columns in _taps(g):
-        padded[:, rows, columns] += _grouped(pixels, taps[r, s], g.groups).reshape(g.n, g.p, g.q, g.c)
+        met = padded[:, :, rows, columns]
+        met += _product(pixels, filters[:, :, r, s]).reshape(met.shape)
     (top, _), (left, _) = g.padding
-    return padded[:, top : top + g.h, left : left + g.w]
+    return np.moveaxis(padded[:, :, top : top + g.h, left : left + g.w], 0, -2).reshape(g.x_shape)
 
 
 def _wgrad(dy: FloatArray, x: FloatArray, g: ConvGeometry) -> FloatArray:
-    padded = _padded(x, g)
+    padded, pixels = _padded(x, g), _pixels(_by_group(dy, g)).swapaxes(1, 2)
     dw = np.empty(g.w_shape)
-    depth, width = g.c // g.groups, g.k // g.groups
-    pixels = dy.reshape(-1, g.groups, width)
+    filters = _filters(dw, g)
     for r, s, rows, columns in _taps(g):
-        seen = padded[:, rows, columns].reshape(-1, g.groups, depth)
-        if g.groups == 1:
-            tap = pixels[:, 0].T @ seen[:, 0]
-        elif depth == 1:
-            tap = np.einsum("tgk,tg->gk", pixels, seen[..., 0])
-        else:
-            # (groups, k / groups, pixels) x (groups, pixels, c / groups)
-            tap = np.matmul(pixels.transpose(1, 2, 0), seen.transpose(1, 0, 2))
-        dw[:, r, s] = tap.reshape(g.k, depth)
+        filters[:, :, r, s] = pixels @ _pixels(padded[:, :, rows, columns])
     return dw
 
 
-def _grouped(pixels: FloatArray, tap: FloatArray, groups: int) -> FloatArray:
-    """(pixels, groups * i) x (i, groups * j) -> (pixels, groups * j), group by group."""
-    if groups == 1:
-        product: FloatArray = pixels @ tap
-        return product
-    inner, outer = tap.shape
-    parts = pixels.reshape(-1, groups, inner)
-    taps = tap.reshape(inner, groups, outer // groups)
-    if inner == 1:
-        product = parts * taps[0]
-    else:
-        product = np.matmul(parts.transpose(1, 0, 2), taps.transpose(1, 0, 2)).transpose(1, 0, 2)
-    return product.reshape(-1, outer)
+def _product(pixels: FloatArray, tap: FloatArray) -> FloatArray:
+    """Group by group; element by element for single channels, which is faster than many products of one column."""
+    product: FloatArray = pixels * tap if pixels.shape[-1] == 1 else pixels @ tap
+    return product
+
+
+def _by_group(images: FloatArray, g: ConvGeometry) -> FloatArray:
+    """Images (n, rows, columns, channels) as (groups, n, rows, columns, channels of a group)."""
+    *pixels, channels = images.shape
+    return np.moveaxis(images.reshape(*pixels, g.groups, channels // g.groups), -2, 0)
 
 
 def _padded(x: FloatArray, g: ConvGeometry) -> FloatArray:
-    return np.pad(x, ((0, 0), *g.padding, (0, 0))) if g.padding != ((0, 0), (0, 0)) else x
+    return np.pad(_by_group(x, g), ((0, 0), (0, 0), *g.padding, (0, 0)))
+
+
+def _pixels(images: FloatArray) -> FloatArray:
+    """Images by group as matrices: (groups, pixels, channels of a group)."""
+    return images.reshape(images.shape[0], -1, images.shape[-1])
+
+
+def _filters(w: FloatArray, g: ConvGeometry) -> FloatArray:
+    """A view of filters by group: (groups, k / groups, r, s, c / groups)."""
+    return w.reshape(g.groups, g.k // g.groups, g.r, g.s, g.c // g.groups)
 
 
 def _taps(g: ConvGeometry) -> Iterator[tuple[int, int, slice, slice]]:

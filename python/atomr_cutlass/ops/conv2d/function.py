@@ -354,11 +354,7 @@ def _parse(call: Call) -> _Convolution:
 
 
 def _geometry(own: ConvOptions, views: Mapping[str, _core.Operand]) -> ConvGeometry:
-    """The extents of a convolution of these operands.
-
-    Raises:
-        InvalidOperandError: they do not go together.
-    """
+    """The extents of a convolution of these operands; refuses what does not go together."""
     for name, label in zip(("a", "b"), OPERANDS[own.op], strict=True):
         if len(views[name].shape) != 4:
             raise InvalidOperandError(f"{label} has shape {views[name].shape}; expected 4 dimensions")

@@ -277,11 +277,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
 
 
 def _check(problem: ConvProblem) -> None:
-    """Refuses convolutions that no kernel computes.
-
-    Raises:
-        UnsupportedError: an empty result, element types that nothing multiplies, or a C with strides of its own.
-    """
+    """Refuses empty results, element types that nothing multiplies, and a C with strides of its own."""
     g = problem.geometry
     if 0 in problem.d.shape or g.n == 0:
         raise UnsupportedError(

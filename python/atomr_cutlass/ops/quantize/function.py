@@ -160,11 +160,11 @@ class _Parsed(Invocation):
 
     def check_kernels(self) -> None:
         """Refuses the caller's arrays where they have gaps or are not row-major: kernels write no such."""
-        for name, (shape, _, _, view) in self.results.items():
+        for name, result in self.results.items():
+            shape, view = result.shape, result.view
             if view is not None and 0 not in shape and not is_dense(shape, view.strides):
-                raise InvalidOperandError(
-                    f"{name} has strides {view.strides}; expected {row_major(shape)}, without gaps"
-                )
+                expected = row_major(shape)
+                raise InvalidOperandError(f"{name} has strides {view.strides}; expected {expected}, without gaps")
 
     def kernel(self, make: Callable[[SmArch], KernelKey], device: int) -> Candidate[None]:
         """The kernel of a key, on the GPU of this index."""

@@ -127,7 +127,8 @@ def dequantize_blockwise(values: AnyArray, scale: AnyArray, *, block: tuple[int,
         InvalidOperandError: the shapes do not belong together.
     """
     _check_block(values, block)
-    expected = _block_counts(values.shape, block)
+    *batch, rows, columns = values.shape
+    expected = (*batch, -(-rows // block[0]), -(-columns // block[1]))
     if scale.shape != expected:
         raise InvalidOperandError(f"scale has shape {scale.shape}; expected {expected}")
     return dequantize(values, _spread(scale, values.shape, block))
@@ -398,15 +399,11 @@ def _float32_scale(amax: FloatArray, dtype: CutlassDtype) -> Float32Array:
     return np.asarray(np.clip(scale, _FLOAT32.tiny, _FLOAT32.max))
 
 
-def _block_counts(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
-    return (*shape[:-2], -(-shape[-2] // block[0]), -(-shape[-1] // block[1]))
-
-
 def _block_amax(wide: FloatArray, block: tuple[int, int]) -> FloatArray:
-    *batch, rows, columns = _block_counts(wide.shape, block)
-    padded = np.zeros((*batch, rows * block[0], columns * block[1]))
-    padded[..., : wide.shape[-2], : wide.shape[-1]] = _finite_magnitude(wide)
-    amax: FloatArray = padded.reshape(*batch, rows, block[0], columns, block[1]).max(axis=(-3, -1), initial=0.0)
+    """The largest finite magnitude of each block."""
+    amax = _finite_magnitude(wide)
+    for axis, size in zip((-2, -1), block, strict=True):
+        amax = np.maximum.reduceat(amax, np.arange(0, amax.shape[axis], size), axis=axis)
     return amax
 
 

@@ -287,34 +287,29 @@ def channel_alignment(spec: MatrixSpec, groups: int = 1) -> int:
 
 def convolves(key: KernelKey, traits: ConvTraits) -> Status:
     """Whether a kernel computes a convolution as it stands."""
-    wgrad, status = traits.op == WGRAD, OK
     if (key.a, key.b, key.d, key.math) != traits.types:
-        status = _OTHER_TYPES
-    elif key.epilogue not in traits.epilogues:
-        status = _OTHER_EPILOGUE
-    elif traits.grouped != (key.group_mode != ""):
-        status = _OTHER_GROUPS
-    elif not _aligned(key, traits):
-        status = _NOT_ALIGNED
-    elif key.group_mode == "depthwise":
+        return _OTHER_TYPES
+    if key.epilogue not in traits.epilogues:
+        return _OTHER_EPILOGUE
+    if traits.grouped != (key.group_mode != ""):
+        return _OTHER_GROUPS
+    if not _aligned(key, traits):
+        return _NOT_ALIGNED
+    if key.group_mode == "depthwise":
         if not traits.single:  # ConvDepthwise::can_implement
-            status = _NOT_DEPTHWISE
-        elif traits.split and not wgrad:
-            status = _NOT_SPLIT
-    elif key.generation == "sm80" and not (
-        key.stride_support in traits.stride_supports
-        and key.iterator in traits.iterators
-        and (key.iterator != "fixed_channels" or traits.channels == key.align_a)
-    ):
-        status = _OUT_OF_REACH
-    elif key.generation != "sm80" and not traits.tma:
-        status = _NOT_TMA
-    elif traits.split and not (
-        # Slices are computed side by side, each to memory of its own (ConvSm80, Cast).
-        wgrad and key.d is CutlassDtype.F32 and traits.writable and key.generation == "sm80" and not key.group_mode
-    ):
-        status = _NOT_SPLIT
-    return status
+            return _NOT_DEPTHWISE
+        return _NOT_SPLIT if traits.split and traits.op != WGRAD else OK
+    if key.generation != "sm80":
+        if not traits.tma:
+            return _NOT_TMA
+        return _NOT_SPLIT if traits.split else OK
+    if key.stride_support not in traits.stride_supports or key.iterator not in traits.iterators:
+        return _OUT_OF_REACH
+    if key.iterator == "fixed_channels" and traits.channels != key.align_a:
+        return _OUT_OF_REACH
+    # Slices are computed side by side, each to memory of its own (ConvSm80, Cast).
+    apart = traits.op == WGRAD and key.d is CutlassDtype.F32 and traits.writable and not key.group_mode
+    return _NOT_SPLIT if traits.split and not apart else OK
 
 
 def _alignments(problem: ConvProblem, groups: int) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from ...pipeline.operand_table import spec_of
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
 from ..product import Product, refuse_scale_arrays
-from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, conv_geometry, result_shape
+from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, as_images, conv_geometry, result_shape
 from .plans import make
 from .problem import ConvProblem, check_channels
 from .reference import convolution
@@ -361,7 +361,7 @@ def _geometry(own: ConvOptions, views: Mapping[str, _core.Operand]) -> ConvGeome
     a, b, shape = views["a"].shape, views["b"].shape, shape_of(own.shape) if own.shape else ()
     if shape and own.layout == "nchw":
         shape = tuple(shape[axis] for axis in TO_NHWC)
-    x, w = {FPROP: (a, b), DGRAD: (shape, b), WGRAD: (b, shape)}[own.op]
+    x, w, _ = as_images(own.op, a, b, shape)
     geometry = conv_geometry(x, w, stride=own.stride, padding=own.padding, dilation=own.dilation, groups=own.groups)
     if own.op != FPROP and a != geometry.y_shape:
         raise InvalidOperandError(f"dy has shape {a} (NHWC order); the convolution's result has {geometry.y_shape}")

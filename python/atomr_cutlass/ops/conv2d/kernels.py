@@ -304,7 +304,8 @@ def _as_gemm(problem: ConvProblem) -> GemmProblem | None:
     one_tap = g.r == g.s == g.groups == 1 and g.stride == (1, 1) and g.padding == ((0, 0), (0, 0))
     if not one_tap or problem.bias is not None or (problem.fusion is None and problem.epilogue != LINEAR):
         return None
-    images = [problem.x, problem.y] if problem.c is None or problem.op == WGRAD else [problem.x, problem.y, problem.c]
+    x, w, y = problem.images
+    images = [x, y] if problem.c is None or problem.op == WGRAD else [x, y, problem.c]
     if not all(collapses(spec) for spec in images):
         return None
 
@@ -312,7 +313,7 @@ def _as_gemm(problem: ConvProblem) -> GemmProblem | None:
         """Pixels (or filters) by channels."""
         outer, rows, columns, channels = spec.shape
         column, _, outermost = pixel_strides(spec)
-        leading = outermost if spec is problem.w or (problem.op == WGRAD and spec is problem.c) else column
+        leading = outermost if spec is w or (problem.op == WGRAD and spec is problem.c) else column
         return MatrixSpec((outer * rows * columns, channels), (leading, 1), spec.dtype, spec.alignment)
 
     def transposed(spec: MatrixSpec) -> MatrixSpec:

@@ -173,7 +173,7 @@ def _args(
     problem: ConvProblem, a: Address, b: Address, c: Address | None, bias: Address | None, d: Address, split_k: int
 ) -> dict[str, Any]:
     g = problem.geometry
-    x, w, y = (pixel_strides(spec) for spec in (problem.x, problem.w, problem.y))
+    x, w, y = (pixel_strides(spec) for spec in problem.images)
     (top, bottom), (left, right) = g.padding
     return {
         "n": g.n, "h": g.h, "w": g.w, "c": g.c, "k": g.k, "r": g.r, "s": g.s, "p": g.p, "q": g.q,

@@ -18,7 +18,7 @@ from ...generator.key import KernelKey
 from ...generator.rules import OK, Status, no
 from ...pipeline.plan import bytes_of
 from ...pipeline.problem import MOST, MatrixSpec, vector_elements
-from .geometry import DGRAD, FPROP, WGRAD, ConvGeometry
+from .geometry import DGRAD, FPROP, WGRAD, ConvGeometry, as_images
 
 SLICE_VECTOR = 4
 """Elements that slices are added up by at once."""
@@ -106,19 +106,9 @@ class ConvProblem:
     source: int | None = None
 
     @property
-    def x(self) -> MatrixSpec:
-        """Images, or their gradient."""
-        return {FPROP: self.a, DGRAD: self.d, WGRAD: self.b}[self.op]
-
-    @property
-    def w(self) -> MatrixSpec:
-        """The filter, or its gradient."""
-        return {FPROP: self.b, DGRAD: self.b, WGRAD: self.d}[self.op]
-
-    @property
-    def y(self) -> MatrixSpec:
-        """The result's images, or their gradient."""
-        return {FPROP: self.d, DGRAD: self.a, WGRAD: self.a}[self.op]
+    def images(self) -> tuple[MatrixSpec, MatrixSpec, MatrixSpec]:
+        """x, w and y, or the gradients in their places."""
+        return as_images(self.op, self.a, self.b, self.d)
 
     @property
     def epilogue(self) -> str:

@@ -11,14 +11,14 @@ from ...arrays.numerics import INTEGER_DTYPES, AnyArray, FloatArray, round_to_tf
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...reference import parts
-from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, Padding, Pair, Shape4, conv_geometry, result_shape
+from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, Padding, Pair, as_images, conv_geometry, result_shape
 
 
 def convolution(
     op: str,
     a: AnyArray,
     b: AnyArray,
-    shape: Shape4 | None = None,
+    shape: tuple[int, ...] | None = None,
     c: AnyArray | None = None,
     *,
     out_dtype: CutlassDtype,
@@ -74,8 +74,7 @@ def convolution(
     for name, operand in zip(OPERANDS[op], (a, b), strict=True):
         if parts.element_type(name, operand) in INTEGER_DTYPES:
             raise InvalidOperandError(f"{name} is {operand.dtype}; convolutions take floating-point operands")
-    given = shape or ()
-    x, w = {FPROP: (a.shape, b.shape), DGRAD: (given, b.shape), WGRAD: (b.shape, given)}[op]
+    x, w, _ = as_images(op, a.shape, b.shape, shape or ())
     geometry = conv_geometry(x, w, stride=stride, padding=padding, dilation=dilation, groups=groups)
     result = result_shape(op, geometry)
     parts.check_activation(activation)
@@ -94,7 +93,7 @@ def convolution(
 
 
 def absolute_convolution(
-    op: str, a: AnyArray, b: AnyArray, shape: Shape4 | None = None, c: AnyArray | None = None, **terms: Any
+    op: str, a: AnyArray, b: AnyArray, shape: tuple[int, ...] | None = None, c: AnyArray | None = None, **terms: Any
 ) -> AnyArray:
     """`convolution` of magnitudes in float64, against which `within_tolerance` measures errors, as `absolute_product`.
 

@@ -12,7 +12,6 @@ from typing import Any
 from ...arrays.layouts import collapses, pixel_strides
 from ...arrays.numerics import FAST
 from ...epilogue import bound as fused
-from ...epilogue.bound import Fusion
 from ...errors import CutlassError, UnsupportedError, require
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
@@ -32,7 +31,7 @@ from ..gemm.kernels import OP as GEMM
 from ..gemm.kernels import GemmSearch
 from . import problem as conv_problem
 from .geometry import DGRAD, FPROP, WGRAD
-from .problem import CAST_ALIGNMENT, ConvProblem, ConvTraits, convolves, of_two_images, packed
+from .problem import CAST_ALIGNMENT, ConvProblem, ConvTraits, convolves, of_two_images, packed, unlike_a_bias
 
 SLICES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ONE_TAP = "a filter of one tap: a GEMM"
@@ -343,25 +342,11 @@ def _refusal(problem: ConvProblem, closest: str) -> str:
     elif problem.fusion is not None:
         program = split(problem.epilogue)[1]
         lowered = supports_tree(program, accumulator(problem.a.dtype), problem.d.dtype)
-        unlike = _unlike_a_bias(problem.fusion, problem.d.dtype) if problem.c is None else ""
+        unlike = unlike_a_bias(problem.fusion, problem.d.dtype) if problem.c is None else ""
         refusal += f": {unlike}{lowered.reason or TREES}"
     else:
         refusal += f": {closest}"
     return refusal
-
-
-def _unlike_a_bias(fusion: Fusion, d: CutlassDtype) -> str:
-    """Why kernels without trees do not add the bias of a tree that is a bias and an activation; else empty."""
-    plain = as_bias_and_activation(fusion.tree.program)
-    if plain is None or plain.bias is None:
-        return ""
-    bias = fusion.inputs[0]
-    if plain.bias is not d:
-        return (
-            f"{bias.name} is {plain.bias.value}, and kernels without trees read it as the result's dtype, {d.value}; "
-        )
-    stride = bias.spec.strides[-1]
-    return f"{bias.name} has stride {stride}, and kernels without trees read a contiguous one; " if stride != 1 else ""
 
 
 def _unwidened(problem: ConvProblem) -> str:

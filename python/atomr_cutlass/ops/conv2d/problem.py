@@ -191,19 +191,32 @@ def formulations(problem: ConvProblem) -> list[ConvProblem]:
 
 def _without_tree(problem: ConvProblem) -> ConvProblem | None:
     """The problem with bias and activation in the place of its tree; None for any other tree."""
-    if problem.fusion is None:
-        return None
-    plain = as_bias_and_activation(problem.fusion.tree.program)
-    if plain is None or plain.bias not in (None, problem.d.dtype):
+    fusion = problem.fusion
+    plain = None if fusion is None else as_bias_and_activation(fusion.tree.program)
+    if fusion is None or plain is None or unlike_a_bias(fusion, problem.d.dtype):
         return None
     bias = None
     if plain.bias is not None:
-        spec = problem.fusion.inputs[0].spec
-        # Kernels without a tree load either C or the bias, whose elements are contiguous.
-        if problem.c is not None or (spec.shape[-1] > 1 and spec.strides[-1] != 1):
+        if problem.c is not None:  # kernels without a tree load either C or the bias
             return None
+        spec = fusion.inputs[0].spec
         bias = MatrixSpec(spec.shape[-1:], (1,), spec.dtype, spec.alignment)
     return dataclasses.replace(problem, fusion=None, bias=bias, activation=plain.activation)
+
+
+def unlike_a_bias(fusion: Fusion, d: CutlassDtype) -> str:
+    """Why kernels without trees do not add the bias of a tree that is a bias and an activation; else empty."""
+    plain = as_bias_and_activation(fusion.tree.program)
+    if plain is None or plain.bias is None:
+        return ""
+    bias = fusion.inputs[0]
+    if plain.bias is not d:
+        return (
+            f"{bias.name} is {plain.bias.value}, and kernels without trees read it as the result's dtype, {d.value}; "
+        )
+    if bias.spec.shape[-1] > 1 and bias.spec.strides[-1] != 1:
+        return f"{bias.name} has stride {bias.spec.strides[-1]}, and kernels without trees read a contiguous one; "
+    return ""
 
 
 def _with_source(problem: ConvProblem) -> ConvProblem | None:

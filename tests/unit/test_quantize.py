@@ -81,6 +81,7 @@ def test_quantized_operands_multiply_in_the_reference() -> None:
             "unknown scaling 'rows'; valid: tensor, row, block, tile, nvfp4, mxfp4",
         ),
         (lambda: ac.quantize(X, D.I8), "dtype is .*; expected F8E4M3 or F8E5M2"),
+        (lambda: ac.quantize(X, D.F4E2M1, scaling="row"), "dtype is .*; expected F8E4M3 or F8E5M2"),
         (lambda: ac.quantize(X[0]), "x has shape .*; expected 2 dimensions"),
         (lambda: ac.quantize(X[:, :40], scaling="mxfp4"), "x has 40 columns; mxfp4 shares a scale among 32"),
         (lambda: ac.dequantize(X, X), "values is f32; expected e4m3, e5m2"),

@@ -247,7 +247,7 @@ def _parse(call: Call) -> _Quantize:
     _check("quantize", call, scaling, dtype=dtype)
     fp4 = scale_type(scaling) in VECTOR
     narrow = D.F4E2M1 if fp4 else dtype
-    if narrow not in (*FP8_TYPES, D.F4E2M1):
+    if not fp4 and dtype not in FP8_TYPES:
         raise InvalidOperandError(f"dtype is {dtype!r}; expected F8E4M3 or F8E5M2")
     view = operands.as_operand(call.arrays["x"], "x")
     wide = _check_matrix(view, "x", WIDE_TYPES)

@@ -13,7 +13,6 @@ import every_cell
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.ops.quantize import formats
 from atomr_cutlass.ops.quantize import function as quantized
 from atomr_cutlass.ops.quantize import reference as quantization
 from atomr_cutlass.pipeline.candidate import Candidate
@@ -60,14 +59,14 @@ def test_fp8_is_within_one_step_of_numpy(
     x = _matrix(torch, shape, wide, 3)
     made = ac.quantize(x, narrow, scaling=scaling)
     host = _host(x)
-    values, scales = formats.quantized(host, narrow, scaling, 1.0)
+    values, scales, _ = ac.quantize(host, narrow, scaling=scaling)
     np.testing.assert_array_equal(_host(made.scales), scales)
     got, expected = _host(made.values).view(np.uint8).astype(int), values.view(np.uint8).astype(int)
     # Neighbours in an fp8 format are neighbours as bytes.
     assert np.abs(got - expected).max() <= 1
     assert (got != expected).mean() < 0.004
     back = ac.dequantize(made.values, made.scales, scaling=scaling)
-    again = formats.dequantized(_host(made.values), scales, shape, scaling, 1.0, D.F32)
+    again = ac.dequantize(_host(made.values), scales, scaling=scaling)
     np.testing.assert_allclose(_host(back), again, rtol=2**-23)
 
 
@@ -77,11 +76,11 @@ def test_fp8_is_within_one_step_of_numpy(
 def test_fp4_has_the_bits_of_numpy(torch: ModuleType, shape: tuple[int, int], scaling: str, wide: str) -> None:
     x = _matrix(torch, shape, wide, 5)
     made = ac.quantize(x, scaling=scaling)
-    values, scales = formats.quantized(_host(x), D.F4E2M1, scaling, 1.0)
+    values, scales, _ = ac.quantize(_host(x), scaling=scaling)
     np.testing.assert_array_equal(made.values.cpu().numpy(), values)
     np.testing.assert_array_equal(made.scales.view(torch.uint8).cpu().numpy(), scales.view(np.uint8))
     back = ac.dequantize(made.values, made.scales, scaling=scaling, out_dtype=D.BF16)
-    again = formats.dequantized(values, scales, shape, scaling, 1.0, D.BF16)
+    again = ac.dequantize(values, scales, scaling=scaling, out_dtype=D.BF16)
     np.testing.assert_array_equal(numerics.to_float64(_host(back)), numerics.to_float64(again))
 
 
@@ -91,13 +90,13 @@ def test_the_second_level_scale_of_nvfp4(torch: ModuleType) -> None:
     second = quantization.nvfp4_global_scale(_host(x))
     made = ac.quantize(x, scaling="nvfp4", global_scale=second)
     assert made.global_scale == second
-    _, scales = formats.quantized(_host(x), D.F4E2M1, "nvfp4", second)
+    _, scales, _ = ac.quantize(_host(x), scaling="nvfp4", global_scale=second)
     steps = np.abs(made.scales.view(torch.uint8).cpu().numpy().astype(int) - scales.view(np.uint8))
     assert steps.max() <= 1
     assert (steps != 0).mean() < 0.01
     back = ac.dequantize(made.values, made.scales, scaling="nvfp4", global_scale=second)
     values, scales = made.values.cpu().numpy(), _host(made.scales)
-    again = formats.dequantized(values, scales, (130, 416), "nvfp4", second, D.F32)
+    again = ac.dequantize(values, scales, scaling="nvfp4", global_scale=second)
     np.testing.assert_allclose(_host(back), again, rtol=2**-22)
 
 
@@ -157,7 +156,7 @@ def test_every_cell(
     monkeypatch.setattr(quantized.select, "choose", exactly)
     x = _matrix(torch, (130, 416), "bfloat16", 3)
     made = ac.quantize(x, narrow, scaling=scaling)
-    values, scales = formats.quantized(_host(x), narrow, scaling, 1.0)
+    values, scales, _ = ac.quantize(_host(x), narrow, scaling=scaling)
     np.testing.assert_array_equal(_bytes(made.scales), np.ascontiguousarray(scales).view(np.uint8))
     got, expected = _bytes(made.values).astype(int), np.ascontiguousarray(values).view(np.uint8).astype(int)
     if narrow is D.F4E2M1:
@@ -167,7 +166,7 @@ def test_every_cell(
         assert (got != expected).mean() < 0.004
     back = ac.dequantize(made.values, made.scales, scaling=scaling, out_dtype=D.BF16)
     host = _bytes(made.values) if narrow is D.F4E2M1 else _host(made.values)
-    again = formats.dequantized(host, scales, (130, 416), scaling, 1.0, D.BF16)
+    again = ac.dequantize(host, scales, scaling=scaling, out_dtype=D.BF16)
     np.testing.assert_allclose(numerics.to_float64(_host(back)), numerics.to_float64(again), rtol=2**-8)
     cells = {*every_cell.keys("quantize", "dequantize")}
     assert {launch.key.op for launch in launched} == {"quantize", "dequantize"}
@@ -181,7 +180,7 @@ def test_rows_may_lie_further_apart_and_specials_are_converted(torch: ModuleType
     x = whole[:, 128:384]
     x[3, 5], x[4, 6], x[5, 7] = float("inf"), float("-inf"), float("nan")
     made = ac.quantize(x, D.F8E4M3, scaling="row")
-    _, scales = formats.quantized(_host(x), D.F8E4M3, "row", 1.0)
+    _, scales, _ = ac.quantize(_host(x), scaling="row")
     np.testing.assert_array_equal(_host(made.scales), scales)
     got = _host(made.values).astype(np.float64)
     assert (got[3, 5], got[4, 6]) == (448.0, -448.0)

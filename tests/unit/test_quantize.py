@@ -16,8 +16,8 @@ import quantize_cases
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import _core
 from atomr_cutlass.arrays import operands
-from atomr_cutlass.ops.quantize import formats
 from atomr_cutlass.ops.quantize import function as quantized
+from atomr_cutlass.ops.quantize.reference import swizzled_size
 
 CASES_FILE = "quantize_cases.py"
 
@@ -81,10 +81,15 @@ def test_quantized_operands_multiply_in_the_reference() -> None:
             "unknown scaling 'rows'; valid: tensor, row, block, tile, nvfp4, mxfp4",
         ),
         (lambda: ac.quantize(X, D.I8), "dtype is .*; expected F8E4M3 or F8E5M2"),
+        (lambda: ac.quantize(X, D.F4E2M1, scaling="row"), "dtype is .*; expected F8E4M3 or F8E5M2"),
         (lambda: ac.quantize(X[0]), "x has shape .*; expected 2 dimensions"),
         (lambda: ac.quantize(X[:, :40], scaling="mxfp4"), "x has 40 columns; mxfp4 shares a scale among 32"),
         (lambda: ac.dequantize(X, X), "values is f32; expected e4m3, e5m2"),
         (lambda: ac.dequantize(X, X, scaling="nvfp4"), "expected packed fp4, uint8"),
+        (
+            lambda: ac.dequantize(on_gpu(np.zeros((4, 36), np.uint8)), on_gpu(np.zeros(1024, E4M3)), scaling="nvfp4"),
+            r"values \(unpacked\) has 72 columns; nvfp4 shares a scale among 16",
+        ),
     ],
 )
 def test_what_is_wrong_is_refused(call, said: str) -> None:
@@ -265,5 +270,11 @@ def test_no_kernel_quantizes_host_arrays(backend: str) -> None:
 def test_what_has_no_elements_has_scales_of_1(scaling: str, shape: tuple[int, int]) -> None:
     made = ac.quantize(np.zeros(shape, np.float32), scaling=scaling)
     assert (made.scales == 1).all()
-    assert made.scales.shape == formats.scales_shape(shape, scaling)
+    rows, columns = shape
+    blocks = -(-columns // 128)
+    expected = {
+        "tensor": (1,), "row": (rows, 1), "block": (rows, blocks), "tile": (-(-rows // 128), blocks),
+        "nvfp4": (swizzled_size(rows, columns // 16),), "mxfp4": (swizzled_size(rows, columns // 32),),
+    }  # fmt: skip
+    assert made.scales.shape == expected[scaling]
     assert ac.dequantize(made.values, made.scales, scaling=scaling).shape == shape

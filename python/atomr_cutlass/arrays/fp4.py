@@ -15,11 +15,10 @@ from .. import _core
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype, ScaleType
+from ..generator.families.quantize import SCALE_TYPES
 from ..generator.key import COLUMN, ROW
 from ..generator.matrix import is_fp4_supported
 from ..ops.quantize.reference import (
-    MXFP4_VECTOR,
-    NVFP4_VECTOR,
     VECTOR,
     pack_fp4,
     swizzle_scales,
@@ -34,7 +33,7 @@ from .operands import BYTE
 
 FP4: Final = CutlassDtype.F4E2M1
 
-SCALINGS: Final = {"nvfp4": ScaleType.UE4M3, "mxfp4": ScaleType.UE8M0}
+SCALINGS: Final = SCALE_TYPES
 """The kinds of fp4, by the type of their scales."""
 
 ALIGNMENT: Final = 32
@@ -46,11 +45,12 @@ SCALE_ALIGNMENT: Final = 16
 ALONG: Final = {"a": -1, "b": -2}
 """The dimension that K is."""
 
-_SCALE_TYPES: Final = {
-    ScaleType.UE4M3.dlpack: ScaleType.UE4M3,
-    ScaleType.UE8M0.dlpack: ScaleType.UE8M0,
-    BYTE: ScaleType.UE8M0,
+SCALE_ELEMENTS: Final = {
+    ScaleType.F32: (ScaleType.F32.dlpack,),
+    ScaleType.UE4M3: (ScaleType.UE4M3.dlpack,),
+    ScaleType.UE8M0: (BYTE, ScaleType.UE8M0.dlpack),
 }
+"""Element types of arrays of scales, as DLPack's (type code, bits), that of new ones first."""
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -108,19 +108,26 @@ def packed(spec: MatrixSpec, name: str) -> tuple[tuple[int, ...], tuple[int, ...
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+def element_name(element: tuple[int, int]) -> str:
+    """An element type, DLPack's (type code, bits), in words."""
+    if element == BYTE:
+        return "bytes"
+    found = CutlassDtype.from_dlpack(*element) or ScaleType.from_dlpack(*element)
+    return f"DLPack type {element[0]} with {element[1]} bits" if found is None else found.value
+
+
 def scale_type(dtype: tuple[int, int], name: str) -> ScaleType:
     """The type of scales, by DLPack's (type code, bits) of their array: it says which fp4 this is.
 
     Raises:
         InvalidOperandError: it is no such type.
     """
-    kind = _SCALE_TYPES.get(dtype)
+    kind = next((kind for kind in VECTOR if dtype in SCALE_ELEMENTS[kind]), None)
     if kind is None:
-        known = CutlassDtype.from_dlpack(*dtype)
-        found = known.value if known else f"of DLPack type {dtype[0]} with {dtype[1]} bits"
+        of_nvfp4, of_mxfp4 = (VECTOR[kind] for kind in SCALINGS.values())
         raise InvalidOperandError(
-            f"{name} is {found}; scales of fp4 are e4m3, one for {NVFP4_VECTOR} elements of K (nvfp4), or e8m0 (which "
-            f"may be called uint8), one for {MXFP4_VECTOR} (mxfp4). A factor for everything belongs into alpha"
+            f"{name} is {element_name(dtype)}; scales of fp4 are e4m3, one for {of_nvfp4} elements of K (nvfp4), or "
+            f"e8m0 (which may be called uint8), one for {of_mxfp4} (mxfp4). A factor for everything belongs into alpha"
         )
     return kind
 
@@ -270,40 +277,43 @@ def plain_forms(arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
     for name in ("a", "b"):
         if not _is_fp4(arrays[name]) or arrays[name].ndim < 2:
             continue
-        values = arrays[name]
+        values = _turned(arrays[name], name)
         if values.dtype == np.uint8:
             if f"scale_{name}" not in arrays:
                 raise InvalidOperandError(
                     f"{name} is uint8, which is fp4 packed two to a byte, and scale_{name} is no array: fp4 comes with "
                     "block scales (ac.quantize); integers of 8 bits are int8"
                 )
-            values = np.moveaxis(unpack_fp4(np.moveaxis(values, ALONG[name], -1)), -1, ALONG[name])
-        found[name] = values
+            values = unpack_fp4(values)
+        found[name] = _turned(values, name)
         scale = f"scale_{name}"
         if scale in arrays:
-            found[scale] = _plain(arrays[scale], scale, values)
+            found[scale] = _plain(arrays[scale], name, values.shape)
     return found
 
 
-def _plain(scale: AnyArray, name: str, values: AnyArray) -> AnyArray:
-    """Scales in the plain form; other arrays are returned unchanged."""
+def _turned(array: AnyArray, name: str) -> AnyArray:
+    """`a` or its scales as they are; of `b`, the transposes: K is last in both."""
+    return array if name == "a" else array.swapaxes(-1, -2)
+
+
+def _plain(scale: AnyArray, name: str, values: tuple[int, ...]) -> AnyArray:
+    """Scales of `a` or `b`, elements of this shape with K last, in the plain form; other arrays as they are."""
     if scale.dtype == np.uint8:
         scale = scale.view(numpy_dtype(ScaleType.UE8M0))
     kind = scale_type_of(scale.dtype)
     if kind not in VECTOR:
         return scale
-    rows, k = values.shape[-2:] if name == "scale_a" else values.shape[:-3:-1]
-    columns = -(-k // VECTOR[kind])
-    plain = (rows, columns) if name == "scale_a" else (columns, rows)
+    rows, columns = values[-2], -(-values[-1] // VECTOR[kind])
+    plain = (rows, columns) if name == "a" else (columns, rows)
     size = swizzled_size(rows, columns)
-    if scale.ndim and scale.shape[-1] == size and scale.shape[-2:] != plain:
-        made = unswizzle_scales(scale, rows, columns)
-        return made if name == "scale_a" else made.swapaxes(-1, -2)
-    if scale.shape[-2:] != plain:
-        raise InvalidOperandError(
-            f"{name} has shape {scale.shape}; expected (..., {plain[0]}, {plain[1]}), or swizzled (..., {size})"
-        )
-    return scale
+    if scale.shape[-2:] == plain:
+        return scale
+    if scale.ndim and scale.shape[-1] == size:
+        return _turned(unswizzle_scales(scale, rows, columns), name)
+    raise InvalidOperandError(
+        f"scale_{name} has shape {scale.shape}; expected (..., {plain[0]}, {plain[1]}), or swizzled (..., {size})"
+    )
 
 
 def gpu_forms(arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
@@ -317,9 +327,8 @@ def gpu_forms(arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
     if k % 2:
         raise UnsupportedError(f"K is {k}: fp4 kernels read {ALIGNMENT} elements at once; pad K with zeros")
     for name in ("a", "b"):
-        found[name] = np.moveaxis(pack_fp4(np.moveaxis(arrays[name], ALONG[name], -1)), -1, ALONG[name])
-        scale = arrays[f"scale_{name}"]
-        flat = swizzle_scales(scale if name == "a" else scale.swapaxes(-1, -2))
+        found[name] = _turned(pack_fp4(_turned(arrays[name], name)), name)
+        flat = swizzle_scales(_turned(arrays[f"scale_{name}"], name))
         found[f"scale_{name}"] = flat.view(np.uint8) if scale_type_of(flat.dtype) is ScaleType.UE8M0 else flat
     return found
 

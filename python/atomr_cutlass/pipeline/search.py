@@ -169,11 +169,10 @@ class ExactSearch(KernelSearch[None]):
     """A kernel whose key is known but for its arch: helpers, of which there is one for each task."""
 
     formulations = ((None,),)
-    arch = None
 
-    def __init__(self, make: Callable[[SmArch], KernelKey], device: Device) -> None:
+    def __init__(self, make: Callable[[SmArch], KernelKey], device: Device, arch: SmArch | None = None) -> None:
         """The kernel of the key that `make` gives for a compile target."""
-        self.device = device
+        self.device, self.arch = device, arch
         self.make = make
         self._wanted = make(devices.require_arch(device))
         self.op = self._wanted.op
@@ -184,7 +183,7 @@ class ExactSearch(KernelSearch[None]):
 
     def matches(self, key: KernelKey, formulation: None) -> Status:
         """Whether it is the key, whatever its arch."""
-        return OK if key == self.make(key.arch) else no("it does another task", 1)
+        return OK if key == self.make(key.arch) else no("its element types or form differ", 1)
 
     def cells(self, arch: SmArch, group: Sequence[None]) -> Iterable[Iterable[KernelKey]]:
         """The key alone."""

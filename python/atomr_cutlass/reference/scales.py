@@ -90,20 +90,6 @@ def _read(name: str, scale: Scale | None, operand: AnyArray, batch: tuple[int, .
     raise InvalidOperandError(f"{name} has shape {dims}; expected {expected}")
 
 
-def read_number(name: str, scale: Scale | None) -> float:
-    """A scale of an operation that takes one for everything; 1 where there is none.
-
-    Raises:
-        InvalidOperandError: it is not one floating-point number.
-    """
-    if scale is None:
-        return 1.0
-    given = _as_array(name, scale)
-    if given.size != 1 or from_numpy_dtype(given.dtype) not in _OUTER_TYPES:
-        raise InvalidOperandError(f"{name} is {given.dtype} of shape {given.shape}; expected one number")
-    return float(to_float64(given).reshape(()))
-
-
 def _as_array(name: str, scale: Scale) -> AnyArray:
     if isinstance(scale, np.ndarray):
         return scale

@@ -28,7 +28,7 @@ from ...pipeline.operand_table import spec_of
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
 from ..product import Product, refuse_scale_arrays
-from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, conv_geometry, result_shape
+from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, as_images, conv_geometry, result_shape
 from .plans import make
 from .problem import ConvProblem, check_channels
 from .reference import convolution
@@ -354,18 +354,14 @@ def _parse(call: Call) -> _Convolution:
 
 
 def _geometry(own: ConvOptions, views: Mapping[str, _core.Operand]) -> ConvGeometry:
-    """The extents of a convolution of these operands.
-
-    Raises:
-        InvalidOperandError: they do not go together.
-    """
+    """The extents of a convolution of these operands; refuses what does not go together."""
     for name, label in zip(("a", "b"), OPERANDS[own.op], strict=True):
         if len(views[name].shape) != 4:
             raise InvalidOperandError(f"{label} has shape {views[name].shape}; expected 4 dimensions")
     a, b, shape = views["a"].shape, views["b"].shape, shape_of(own.shape) if own.shape else ()
     if shape and own.layout == "nchw":
         shape = tuple(shape[axis] for axis in TO_NHWC)
-    x, w = {FPROP: (a, b), DGRAD: (shape, b), WGRAD: (b, shape)}[own.op]
+    x, w, _ = as_images(own.op, a, b, shape)
     geometry = conv_geometry(x, w, stride=own.stride, padding=own.padding, dilation=own.dilation, groups=own.groups)
     if own.op != FPROP and a != geometry.y_shape:
         raise InvalidOperandError(f"dy has shape {a} (NHWC order); the convolution's result has {geometry.y_shape}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ...checks import MOST, shown
 from ...errors import InvalidOperandError
@@ -17,6 +17,18 @@ Padding: TypeAlias = "int | tuple[int, int] | tuple[tuple[int, int], tuple[int, 
 """One number, (rows, columns) on both sides, or ((top, bottom), (left, right))."""
 
 Shape4: TypeAlias = tuple[int, int, int, int]
+
+T = TypeVar("T")
+
+
+def as_operands(op: str, x: T, w: T, y: T) -> tuple[T, T, T]:
+    """A, B and D of an operation, of those that belong to images, filter and result, or to their gradients."""
+    return {FPROP: (x, w, y), DGRAD: (y, w, x), WGRAD: (y, x, w)}[op]
+
+
+def as_images(op: str, a: T, b: T, d: T) -> tuple[T, T, T]:
+    """x, w and y, or the gradients in their places: undoes `as_operands`."""
+    return {FPROP: (a, b, d), DGRAD: (d, b, a), WGRAD: (b, d, a)}[op]
 
 
 class ConvGeometry(NamedTuple):
@@ -105,7 +117,7 @@ def conv_geometry(
 
 def result_shape(op: str, geometry: ConvGeometry) -> Shape4:
     """The extents of D."""
-    return {FPROP: geometry.y_shape, DGRAD: geometry.x_shape, WGRAD: geometry.w_shape}[op]
+    return as_operands(op, geometry.x_shape, geometry.w_shape, geometry.y_shape)[2]
 
 
 def _extents(name: str, shape: tuple[int, ...], expected: str, least: Shape4) -> Shape4:

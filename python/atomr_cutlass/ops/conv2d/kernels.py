@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 from ...arrays.layouts import collapses, pixel_strides
 from ...arrays.numerics import FAST
 from ...epilogue import bound as fused
-from ...epilogue.bound import Fusion
 from ...errors import CutlassError, UnsupportedError, require
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
@@ -19,19 +19,19 @@ from ...generator.epilogue.common import as_bias_and_activation
 from ...generator.epilogue.lower import LINEAR, split
 from ...generator.key import KernelKey
 from ...generator.matrix import supports, with_epilogue
-from ...generator.rules import FP8_TYPES, OK, Status, accumulator, conv_types, no, supports_tree
+from ...generator.rules import FP8_TYPES, Status, accumulator, conv_types, supports_tree
 from ...pipeline import devices, search, select
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, row_major
 from ...pipeline.reduction import refuse_sums
 from ...pipeline.search import KernelSearch
+from ..gemm.divided import sums
 from ..gemm.kernels import OP as GEMM
 from ..gemm.kernels import GemmSearch
 from . import problem as conv_problem
 from .geometry import DGRAD, FPROP, WGRAD
-from .problem import ConvProblem, of_two_images, packed
-from .support import CAST_ALIGNMENT, ConvTraits, convolves, extents_of, traits_of
+from .problem import CAST_ALIGNMENT, ConvProblem, ConvTraits, convolves, of_two_images, packed, unlike_a_bias
 
 SLICES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ONE_TAP = "a filter of one tap: a GEMM"
@@ -65,6 +65,11 @@ class ConvFormulation:
         """Whether the slices are computed side by side and added up by another kernel."""
         return self.split_k > 1 and self.problem.geometry.groups == 1
 
+    @functools.cached_property
+    def traits(self) -> ConvTraits:
+        """Those of the problem, with its slices of K."""
+        return self.problem.traits._replace(split=self.split_k > 1)
+
     @property
     def rewrite(self) -> str:
         """How a convolution that no kernel computes as it stands is rewritten; empty for one that is not."""
@@ -78,30 +83,6 @@ class ConvFormulation:
         elif self.wide:
             rewrites.append("in float32, then cast")
         return "; ".join(rewrites)
-
-
-_OTHER_CAST = no("it casts other element types", 1)
-
-
-class CastSearch(KernelSearch[None]):
-    """Kernels that cast one element type to another, and add up slices."""
-
-    op = "cast"
-    formulations = ((None,),)
-
-    def __init__(self, dtype: CutlassDtype, wanted: CutlassDtype, device: Device, arch: SmArch | None) -> None:
-        """Kernels that cast `dtype` to `wanted`."""
-        self.device, self.arch = device, arch
-        self._types = (dtype, wanted)
-
-    def traits(self, formulation: None) -> Hashable:
-        return self._types
-
-    def matches(self, key: KernelKey, formulation: None) -> Status:
-        return OK if (key.a, key.d) == self._types else _OTHER_CAST
-
-    def reason(self) -> str:
-        return f"no kernel casts {self._types[0].value} to {self._types[1].value}"
 
 
 class ConvSearch(KernelSearch[ConvFormulation]):
@@ -141,7 +122,6 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         if batch_invariant and problem.fusion is not None:
             refuse_sums(output.name for output in problem.fusion.tree.outputs if output.reduction)
         self.problem, self.device, self.arch, self.op = problem, device, arch, problem.op
-        self._known: dict[int, tuple[ConvProblem, ConvTraits]] = {}
         self._product = None if formulations is not None else self._as_gemm()
         self.formulations = self._all() if formulations is None else formulations
 
@@ -152,11 +132,11 @@ class ConvSearch(KernelSearch[ConvFormulation]):
             return None
         if product.a.dtype in FP8_TYPES:
             product = dataclasses.replace(product, math=FAST)
+        problems: GemmProblem | list[GemmProblem] = product
         with contextlib.suppress(UnsupportedError):
-            if fusion is None or as_bias_and_activation(fusion.tree.program) == (None, None):
-                return GemmSearch(product, self.device, self.arch, batch_invariant=self.batch_invariant)
-            followed = fused.problem_of(product, fusion, LINEAR)
-            return GemmSearch(followed, self.device, self.arch, batch_invariant=self.batch_invariant)
+            if fusion is not None and as_bias_and_activation(fusion.tree.program) != (None, None):
+                problems = fused.problem_of(product, fusion, LINEAR)
+            return GemmSearch(problems, self.device, self.arch, batch_invariant=self.batch_invariant)
         return None
 
     def _all(self) -> list[list[ConvFormulation]]:
@@ -213,18 +193,12 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         """Those of the convolution and of the product, and whether the caller has a tree."""
         product = self._product
         of_product = None if product is None or formulation.product is None else product.traits(formulation.product)
-        return self._conv_traits(formulation), of_product, self.problem.fusion is not None
-
-    def _conv_traits(self, formulation: ConvFormulation) -> ConvTraits:
-        problem, split = formulation.problem, formulation.split_k > 1
-        if id(problem) not in self._known:  # slices of K are formulations of one problem
-            self._known[id(problem)] = problem, traits_of(problem)
-        return self._known[id(problem)][1]._replace(split=split)
+        return formulation.traits, of_product, self.problem.fusion is not None
 
     def matches(self, key: KernelKey, formulation: ConvFormulation) -> Status:
         if formulation.product is not None and self._product is not None:
             return self._product.matches(key, formulation.product)
-        return convolves(key, self._conv_traits(formulation))
+        return convolves(key, formulation.traits)
 
     def supports(self, key: KernelKey, formulation: ConvFormulation) -> Status:
         if formulation.product is not None and self._product is not None:
@@ -235,7 +209,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         """Those of the product, or of the convolution without casts of the operands."""
         if formulation.product is not None:
             return formulation.product.extents
-        return extents_of(formulation.problem, formulation.split_k, wide=formulation.wide)
+        return formulation.problem.extents(formulation.split_k, wide=formulation.wide)
 
     def cells(self, arch: SmArch, group: Sequence[ConvFormulation]) -> Iterable[Iterable[KernelKey]]:
         """The matrix's cells; where none serves, keys that differ from one in an option that every cell compiles with.
@@ -268,7 +242,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
             casts = [(self.problem.a.dtype, rewritten.a.dtype), (self.problem.b.dtype, rewritten.b.dtype)]
         if formulation.wide or formulation.apart:
             casts.append((CutlassDtype.F32, self.problem.d.dtype))
-        return [CastSearch(*types, self.device, self.arch) for types in dict.fromkeys(casts)]
+        return [sums(*types, self.device, self.arch) for types in dict.fromkeys(casts)]
 
     def epilogue_of(self, candidate: Candidate[ConvFormulation]) -> str:
         """That of the convolution, or of the product that it is put as."""
@@ -307,11 +281,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
 
 
 def _check(problem: ConvProblem) -> None:
-    """Refuses convolutions that no kernel computes.
-
-    Raises:
-        UnsupportedError: an empty result, element types that nothing multiplies, or a C with strides of its own.
-    """
+    """Refuses empty results, element types that nothing multiplies, and a C with strides of its own."""
     g = problem.geometry
     if 0 in problem.d.shape or g.n == 0:
         raise UnsupportedError(
@@ -338,7 +308,8 @@ def _as_gemm(problem: ConvProblem) -> GemmProblem | None:
     one_tap = g.r == g.s == g.groups == 1 and g.stride == (1, 1) and g.padding == ((0, 0), (0, 0))
     if not one_tap or problem.bias is not None or (problem.fusion is None and problem.epilogue != LINEAR):
         return None
-    images = [problem.x, problem.y] if problem.c is None or problem.op == WGRAD else [problem.x, problem.y, problem.c]
+    x, w, y = problem.images
+    images = [x, y] if problem.c is None or problem.op == WGRAD else [x, y, problem.c]
     if not all(collapses(spec) for spec in images):
         return None
 
@@ -346,7 +317,7 @@ def _as_gemm(problem: ConvProblem) -> GemmProblem | None:
         """Pixels (or filters) by channels."""
         outer, rows, columns, channels = spec.shape
         column, _, outermost = pixel_strides(spec)
-        leading = outermost if spec is problem.w or (problem.op == WGRAD and spec is problem.c) else column
+        leading = outermost if spec is w or (problem.op == WGRAD and spec is problem.c) else column
         return MatrixSpec((outer * rows * columns, channels), (leading, 1), spec.dtype, spec.alignment)
 
     def transposed(spec: MatrixSpec) -> MatrixSpec:
@@ -376,25 +347,11 @@ def _refusal(problem: ConvProblem, closest: str) -> str:
     elif problem.fusion is not None:
         program = split(problem.epilogue)[1]
         lowered = supports_tree(program, accumulator(problem.a.dtype), problem.d.dtype)
-        unlike = _unlike_a_bias(problem.fusion, problem.d.dtype) if problem.c is None else ""
+        unlike = unlike_a_bias(problem.fusion, problem.d.dtype) if problem.c is None else ""
         refusal += f": {unlike}{lowered.reason or TREES}"
     else:
         refusal += f": {closest}"
     return refusal
-
-
-def _unlike_a_bias(fusion: Fusion, d: CutlassDtype) -> str:
-    """Why kernels without trees do not add the bias of a tree that is a bias and an activation; else empty."""
-    plain = as_bias_and_activation(fusion.tree.program)
-    if plain is None or plain.bias is None:
-        return ""
-    bias = fusion.inputs[0]
-    if plain.bias is not d:
-        return (
-            f"{bias.name} is {plain.bias.value}, and kernels without trees read it as the result's dtype, {d.value}; "
-        )
-    stride = bias.spec.strides[-1]
-    return f"{bias.name} has stride {stride}, and kernels without trees read a contiguous one; " if stride != 1 else ""
 
 
 def _unwidened(problem: ConvProblem) -> str:

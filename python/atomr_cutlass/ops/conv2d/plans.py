@@ -13,14 +13,15 @@ from ...generator.epilogue.common import told
 from ...generator.epilogue.lower import is_common
 from ...pipeline import devices, select
 from ...pipeline.candidate import Candidate
+from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps, bytes_of
 from ...pipeline.planning import PlanOptions, planned
 from ...pipeline.problem import MatrixSpec
+from ..gemm.divided import sums
 from ..gemm.kernels import product_args
 from ..gemm.plans import clears_masks
-from .kernels import CastSearch, ConvFormulation, ConvSearch
-from .problem import ConvProblem
-from .support import CAST_ALIGNMENT, key_bytes
+from .kernels import ConvFormulation, ConvSearch
+from .problem import CAST_ALIGNMENT, ConvProblem, key_bytes
 
 ConvCandidate: TypeAlias = "Candidate[ConvFormulation]"
 
@@ -40,22 +41,16 @@ def make(problem: ConvProblem, *, layout: str = "nhwc", **options: Any) -> Plan:
         UnsupportedError, KernelNotFoundError: as `gemm.plans.make`.
     """
     how = PlanOptions(**options)
-    search = ConvSearch(problem, devices.get(problem.device), how.arch, batch_invariant=how.batch_invariant)
+    device = devices.get(problem.device)
+    search = ConvSearch(problem, device, how.arch, batch_invariant=how.batch_invariant)
 
     def build(candidate: ConvCandidate, how: PlanOptions) -> Plan:
-        return _plan(problem, candidate, search, how, layout=layout)
+        return _plan(problem, candidate, device, how, layout=layout)
 
     return planned(search, build, how)
 
 
-def _plan(
-    problem: ConvProblem,
-    candidate: ConvCandidate,
-    search: ConvSearch,
-    how: PlanOptions,
-    *,
-    layout: str,
-) -> Plan:
+def _plan(problem: ConvProblem, candidate: ConvCandidate, device: Device, how: PlanOptions, *, layout: str) -> Plan:
     formulation, key = candidate.formulation, candidate.key
     rewritten, casts, product = formulation.problem, formulation.casts, formulation.product
     steps = Steps(problem.device, how.stream)
@@ -63,6 +58,15 @@ def _plan(
     def slot(name: str, spec: MatrixSpec, alignment: int, role: str = "input") -> Address:
         shape, strides = (in_layout(values, layout) for values in (spec.shape, spec.strides))
         return steps.slot(name, shape, strides, spec.dtype.dlpack, alignment=alignment, role=role)
+
+    def casting(dtype: CutlassDtype, wanted: CutlassDtype) -> Candidate[None]:
+        return select.choose(sums(dtype, wanted, device, how.arch), backend=how.backend, jit=how.jit)
+
+    def cast(source: Address, spec: MatrixSpec, wide: MatrixSpec) -> Address:
+        target = steps.temporary(bytes_of(wide.shape, wide.dtype))
+        args = {"count": math.prod(spec.shape), "slices": 1, "a": source, "d": target, "alpha": 1.0}
+        steps.launch(casting(spec.dtype, wide.dtype), args)
+        return target
 
     align_a, align_b = (key.align_a, key.align_b)
     if product is not None and product.swapped:
@@ -88,8 +92,7 @@ def _plan(
         c = others.source
     out = slot("out", problem.d, of_d, "output")
     if casts:
-        a = _cast(steps, a, problem.a, rewritten.a, search, how)
-        b = _cast(steps, b, problem.b, rewritten.b, search, how)
+        a, b = cast(a, problem.a, rewritten.a), cast(b, problem.b, rewritten.b)
     zeros = (0,) * (0 if fusion is None else len(fusion.arrays))
     if product is not None:
         first, second = (b, a) if product.swapped else (a, b)
@@ -115,9 +118,8 @@ def _plan(
         target = steps.temporary(slices * bytes_of(problem.d.shape, CutlassDtype.F32))
         args = _args(rewritten, a, b, None, bias, target, formulation.split_k)
         steps.launch(candidate, args | {"alpha": 1.0, "beta": 0.0, "split_parallel": int(formulation.apart)}, main=True)
-        cast = _cast_kernel(CutlassDtype.F32, problem.d.dtype, search, how)
         steps.launch(
-            cast,
+            casting(CutlassDtype.F32, problem.d.dtype),
             {
                 "count": count, "slices": slices, "slice_stride": count, "a": target, "c": c, "d": out,
                 "alpha": "alpha", "beta": "beta" if c is not None else 0.0,
@@ -126,24 +128,11 @@ def _plan(
     return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta, rewrite=formulation.rewrite)
 
 
-def _cast_kernel(dtype: CutlassDtype, wanted: CutlassDtype, search: ConvSearch, how: PlanOptions) -> Candidate[None]:
-    return select.choose(CastSearch(dtype, wanted, search.device, search.arch), backend=how.backend, jit=how.jit)
-
-
-def _cast(
-    steps: Steps, source: Address, spec: MatrixSpec, wide: MatrixSpec, search: ConvSearch, how: PlanOptions
-) -> Address:
-    target = steps.temporary(bytes_of(wide.shape, wide.dtype))
-    kernel = _cast_kernel(spec.dtype, wide.dtype, search, how)
-    steps.launch(kernel, {"count": math.prod(spec.shape), "slices": 1, "a": source, "d": target, "alpha": 1.0})
-    return target
-
-
 def _args(
     problem: ConvProblem, a: Address, b: Address, c: Address | None, bias: Address | None, d: Address, split_k: int
 ) -> dict[str, Any]:
     g = problem.geometry
-    x, w, y = (pixel_strides(spec) for spec in (problem.x, problem.w, problem.y))
+    x, w, y = (pixel_strides(spec) for spec in problem.images)
     (top, bottom), (left, right) = g.padding
     return {
         "n": g.n, "h": g.h, "w": g.w, "c": g.c, "k": g.k, "r": g.r, "s": g.s, "p": g.p, "q": g.q,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,50 +11,29 @@ from ...arrays.numerics import INTEGER_DTYPES, AnyArray, FloatArray, round_to_tf
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...reference import parts
-from ...reference.scales import Scale, read_number
-from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, Padding, Pair, Shape4, conv_geometry, result_shape
-
-
-@dataclass(frozen=True)
-class ConvTerms:
-    """Parameters of a convolution beside operands and types.
-
-    Attributes:
-        stride: step of the filter: one number, or for rows and for columns.
-        padding: see `Padding`.
-        dilation: distance between the filter's taps, as stride.
-        groups: parts that channels are divided into, each convolved by itself; C of them for a depthwise convolution.
-        alpha: factor of the sum; with 0 the operands are not read.
-        beta: factor of c; with 0 it is not read.
-        bias: one value for each channel of the result, its last extent.
-        scale_a: multiplies: a number, or an array of one element.
-        scale_b: as scale_a.
-        scale_d: a number, applied after the activation.
-    """
-
-    stride: Pair = 1
-    padding: Padding = 0
-    dilation: Pair = 1
-    groups: int = 1
-    alpha: float = 1.0
-    beta: float = 0.0
-    bias: AnyArray | None = None
-    scale_a: Scale | None = None
-    scale_b: Scale | None = None
-    scale_d: float | None = None
+from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, Padding, Pair, as_images, conv_geometry, result_shape
 
 
 def convolution(
     op: str,
     a: AnyArray,
     b: AnyArray,
-    shape: Shape4 | None = None,
+    shape: tuple[int, ...] | None = None,
     c: AnyArray | None = None,
     *,
     out_dtype: CutlassDtype,
+    stride: Pair = 1,
+    padding: Padding = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    bias: AnyArray | None = None,
     activation: str | None = None,
+    scale_a: float | None = None,
+    scale_b: float | None = None,
+    scale_d: float | None = None,
     math: str = "default",
-    **terms: Any,
 ) -> AnyArray:
     """D = saturating_cast(scale_d * act(alpha * scale_a * scale_b * conv(a, b) + beta * C + bias)).
 
@@ -73,105 +51,117 @@ def convolution(
         shape: of the result; a gradient needs it: several x have the same y where the stride does not divide.
         c: of the result's shape; needed exactly when beta is not 0.
         out_dtype: the element type of the result.
+        stride: as of `conv_geometry`, like `padding`, `dilation` and `groups`.
+        padding: see there.
+        dilation: see there.
+        groups: see there.
+        alpha: factor of the sum; with 0 the operands are not read.
+        beta: factor of c; with 0 it is not read.
+        bias: one value for each channel of the result, its last extent.
         activation: a name in ACTIVATIONS.
+        scale_a: multiplies, a number like `scale_b`.
+        scale_b: see there.
+        scale_d: a number, applied after the activation.
         math: as in `gemm`: `tf32` rounds float32 operands first.
-        terms: see `ConvTerms`.
 
     Returns:
         A new array.
 
     Raises:
-        InvalidOperandError: a wrong rank, shape, dtype, name or combination; the message names the argument.
+        InvalidOperandError: integers, an unknown activation, a bias of another length, or as `conv_geometry`. What
+            else `conv2d` refuses is not looked at.
     """
-    given = ConvTerms(**terms)
-    geometry, factor = _parsed(op, (a, b), shape, c, given)
+    for name, operand in zip(OPERANDS[op], (a, b), strict=True):
+        if parts.element_type(name, operand) in INTEGER_DTYPES:
+            raise InvalidOperandError(f"{name} is {operand.dtype}; convolutions take floating-point operands")
+    x, w, _ = as_images(op, a.shape, b.shape, shape or ())
+    geometry = conv_geometry(x, w, stride=stride, padding=padding, dilation=dilation, groups=groups)
+    result = result_shape(op, geometry)
     parts.check_activation(activation)
-    parts.check_math(math, parts.element_type("operand", a), parts.element_type("operand", b))
+    parts.check_bias(bias, result[-1], "channel of the result")
     if math == "tf32":
         a, b = round_to_tf32(a), round_to_tf32(b)
+    values = np.zeros(result)
     with np.errstate(all="ignore"):
-        values = _sum(op, to_float64(a), to_float64(b), geometry, factor)
-        values = parts.add_terms(values, c, float(given.beta), given.bias)
-        return stored(parts.activated(values, activation), given.scale_d, out_dtype)
+        if alpha != 0.0:
+            factor = float(alpha)
+            for scale in (scale_a, scale_b):
+                factor *= 1.0 if scale is None else float(scale)
+            values += factor * _SUMS[op](to_float64(a), to_float64(b), geometry)
+        values = parts.add_terms(values, c, float(beta), bias)
+        return stored(parts.activated(values, activation), scale_d, out_dtype)
 
 
 def absolute_convolution(
-    op: str, a: AnyArray, b: AnyArray, shape: Shape4 | None = None, c: AnyArray | None = None, **terms: Any
-) -> FloatArray:
+    op: str, a: AnyArray, b: AnyArray, shape: tuple[int, ...] | None = None, c: AnyArray | None = None, **terms: Any
+) -> AnyArray:
     """`convolution` of magnitudes in float64, against which `within_tolerance` measures errors, as `absolute_product`.
 
     Arguments and errors are those of `convolution`.
     """
-    given = ConvTerms(**terms)
-    geometry, factor = _parsed(op, (a, b), shape, c, given)
-    first, second, scale_d = np.abs(to_float64(a)), np.abs(to_float64(b)), given.scale_d
-    with np.errstate(all="ignore"):
-        values = _sum(op, first, second, geometry, None if factor is None else abs(factor))
-        values = parts.add_magnitudes(values, c, float(given.beta), given.bias)
-        return values if scale_d is None else values * abs(float(scale_d))
+    a, b = np.abs(to_float64(a)), np.abs(to_float64(b))
+    c = None if c is None else np.abs(to_float64(c))
+    signed = {"alpha", "beta", "bias", "scale_a", "scale_b", "scale_d"}
+    sizes = {name: abs(term) if name in signed and term is not None else term for name, term in terms.items()}
+    return convolution(op, a, b, shape, c, out_dtype=CutlassDtype.F64, **sizes)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The three sums
+# The three sums: a product for each group of channels and each tap of the filter
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 def _fprop(x: FloatArray, w: FloatArray, g: ConvGeometry) -> FloatArray:
-    padded = _padded(x, g)
-    y = np.zeros((g.n * g.p * g.q, g.k))
+    padded, filters = _padded(x, g), _filters(w, g)
+    y = np.zeros((g.groups, g.n * g.p * g.q, g.k // g.groups))
     for r, s, rows, columns in _taps(g):
-        # (pixels, c) x (k, c / groups) -> (pixels, k)
-        y += _grouped(padded[:, rows, columns].reshape(-1, g.c), w[:, r, s].swapaxes(0, 1), g.groups)
-    return y.reshape(g.y_shape)
+        y += _product(_pixels(padded[:, :, rows, columns]), filters[:, :, r, s].swapaxes(1, 2))
+    return np.moveaxis(y, 0, 1).reshape(g.y_shape)
 
 
 def _dgrad(dy: FloatArray, w: FloatArray, g: ConvGeometry) -> FloatArray:
-    pixels = dy.reshape(-1, g.k)
-    padded = np.zeros((g.n, g.h + sum(g.padding[0]), g.w + sum(g.padding[1]), g.c))
-    # (k, r, s, c / groups) -> for each tap (k / groups, c), the factor of a group's part of dy.
-    depth, width = g.c // g.groups, g.k // g.groups
-    taps = w.reshape(g.groups, width, g.r, g.s, depth).transpose(2, 3, 1, 0, 4).reshape(g.r, g.s, width, g.c)
+    pixels, filters = _pixels(_by_group(dy, g)), _filters(w, g)
+    padded = _padded(np.zeros(g.x_shape), g)
     for r, s, rows, columns in _taps(g):
-        padded[:, rows, columns] += _grouped(pixels, taps[r, s], g.groups).reshape(g.n, g.p, g.q, g.c)
+        met = padded[:, :, rows, columns]
+        met += _product(pixels, filters[:, :, r, s]).reshape(met.shape)
     (top, _), (left, _) = g.padding
-    return padded[:, top : top + g.h, left : left + g.w]
+    return np.moveaxis(padded[:, :, top : top + g.h, left : left + g.w], 0, -2).reshape(g.x_shape)
 
 
 def _wgrad(dy: FloatArray, x: FloatArray, g: ConvGeometry) -> FloatArray:
-    padded = _padded(x, g)
+    padded, pixels = _padded(x, g), _pixels(_by_group(dy, g)).swapaxes(1, 2)
     dw = np.empty(g.w_shape)
-    depth, width = g.c // g.groups, g.k // g.groups
-    pixels = dy.reshape(-1, g.groups, width)
+    filters = _filters(dw, g)
     for r, s, rows, columns in _taps(g):
-        seen = padded[:, rows, columns].reshape(-1, g.groups, depth)
-        if g.groups == 1:
-            tap = pixels[:, 0].T @ seen[:, 0]
-        elif depth == 1:
-            tap = np.einsum("tgk,tg->gk", pixels, seen[..., 0])
-        else:
-            # (groups, k / groups, pixels) x (groups, pixels, c / groups)
-            tap = np.matmul(pixels.transpose(1, 2, 0), seen.transpose(1, 0, 2))
-        dw[:, r, s] = tap.reshape(g.k, depth)
+        filters[:, :, r, s] = pixels @ _pixels(padded[:, :, rows, columns])
     return dw
 
 
-def _grouped(pixels: FloatArray, tap: FloatArray, groups: int) -> FloatArray:
-    """(pixels, groups * i) x (i, groups * j) -> (pixels, groups * j), group by group."""
-    if groups == 1:
-        product: FloatArray = pixels @ tap
-        return product
-    inner, outer = tap.shape
-    parts = pixels.reshape(-1, groups, inner)
-    taps = tap.reshape(inner, groups, outer // groups)
-    if inner == 1:
-        product = parts * taps[0]
-    else:
-        product = np.matmul(parts.transpose(1, 0, 2), taps.transpose(1, 0, 2)).transpose(1, 0, 2)
-    return product.reshape(-1, outer)
+def _product(pixels: FloatArray, tap: FloatArray) -> FloatArray:
+    """Group by group; element by element for single channels, which is faster than many products of one column."""
+    product: FloatArray = pixels * tap if pixels.shape[-1] == 1 else pixels @ tap
+    return product
+
+
+def _by_group(images: FloatArray, g: ConvGeometry) -> FloatArray:
+    """Images (n, rows, columns, channels) as (groups, n, rows, columns, channels of a group)."""
+    *pixels, channels = images.shape
+    return np.moveaxis(images.reshape(*pixels, g.groups, channels // g.groups), -2, 0)
 
 
 def _padded(x: FloatArray, g: ConvGeometry) -> FloatArray:
-    return np.pad(x, ((0, 0), *g.padding, (0, 0))) if g.padding != ((0, 0), (0, 0)) else x
+    return np.pad(_by_group(x, g), ((0, 0), (0, 0), *g.padding, (0, 0)))
+
+
+def _pixels(images: FloatArray) -> FloatArray:
+    """Images by group as matrices: (groups, pixels, channels of a group)."""
+    return images.reshape(images.shape[0], -1, images.shape[-1])
+
+
+def _filters(w: FloatArray, g: ConvGeometry) -> FloatArray:
+    """A view of filters by group: (groups, k / groups, r, s, c / groups)."""
+    return w.reshape(g.groups, g.k // g.groups, g.r, g.s, g.c // g.groups)
 
 
 def _taps(g: ConvGeometry) -> Iterator[tuple[int, int, slice, slice]]:
@@ -184,57 +174,6 @@ def _taps(g: ConvGeometry) -> Iterator[tuple[int, int, slice, slice]]:
             yield r, s, rows, slice(left, left + (g.q - 1) * g.stride[1] + 1, g.stride[1])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Common parts
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 _SUMS: dict[str, Callable[[FloatArray, FloatArray, ConvGeometry], FloatArray]] = {
     FPROP: _fprop, DGRAD: _dgrad, WGRAD: _wgrad
 }  # fmt: skip
-
-
-def _sum(op: str, a: FloatArray, b: FloatArray, geometry: ConvGeometry, factor: float | None) -> FloatArray:
-    """The sums of products in an array of its own; zeros where the operands are not to be read."""
-    values = np.zeros(result_shape(op, geometry))
-    if factor is not None:
-        values += factor * _SUMS[op](a, b, geometry)
-    return values
-
-
-def _parsed(
-    op: str, operands: tuple[AnyArray, AnyArray], shape: Shape4 | None, c: AnyArray | None, terms: ConvTerms
-) -> tuple[ConvGeometry, float | None]:
-    """Checks all arguments; returns the extents, and alpha * scale_a * scale_b, None where alpha is 0."""
-    shapes = {name: operand.shape for name, operand in zip(OPERANDS[op], operands, strict=True)}
-    for name, operand in zip(OPERANDS[op], operands, strict=True):
-        if operand.ndim != 4:
-            raise InvalidOperandError(f"{name} has shape {operand.shape}; expected four dimensions, channels last")
-        if parts.element_type(name, operand) in INTEGER_DTYPES:
-            raise InvalidOperandError(f"{name} is {operand.dtype}; convolutions take floating-point operands")
-    geometry = conv_geometry(
-        shapes.get("x", shape or ()),
-        shapes.get("w", shape or ()),
-        stride=terms.stride,
-        padding=terms.padding,
-        dilation=terms.dilation,
-        groups=terms.groups,
-    )
-    if "dy" in shapes and shapes["dy"] != geometry.y_shape:
-        given = "x_shape and w" if "w" in shapes else "x and w_shape"
-        raise InvalidOperandError(f"dy has shape {shapes['dy']}; {given} give {geometry.y_shape}")
-    result, alpha, beta = result_shape(op, geometry), terms.alpha, terms.beta
-    if c is None:
-        if beta != 0.0:
-            raise InvalidOperandError(f"beta is {beta}, but c is not given")
-    else:
-        parts.element_type("c", c)
-        if c.shape != result:
-            raise InvalidOperandError(f"c has shape {c.shape}; expected {result}")
-    parts.check_bias(terms.bias, result[-1], "channel of the result")
-    factor = float(alpha)
-    for name, scale in (("scale_a", terms.scale_a), ("scale_b", terms.scale_b)):
-        number = read_number(name, scale)
-        with np.errstate(all="ignore"):
-            factor *= number
-    return geometry, None if alpha == 0.0 else factor

@@ -21,7 +21,7 @@ from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import MatrixSpec, row_major
 from ...pipeline.reduction import is_batch_invariant
 from ...pipeline.request import Request, expect_extent, expect_served, math_of
-from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, conv_geometry
+from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, as_operands, conv_geometry
 from .kernels import ConvSearch
 from .problem import ConvProblem
 
@@ -204,11 +204,7 @@ class ConvRequest(Request):
         def dense(shape: tuple[int, ...], dtype: CutlassDtype) -> MatrixSpec:
             return MatrixSpec(shape, row_major(shape), dtype)
 
-        a, b, d = {
-            FPROP: (g.x_shape, g.w_shape, g.y_shape),
-            DGRAD: (g.y_shape, g.w_shape, g.x_shape),
-            WGRAD: (g.y_shape, g.x_shape, g.w_shape),
-        }[self.op]
+        a, b, d = as_operands(self.op, g.x_shape, g.w_shape, g.y_shape)
         return ConvProblem(
             op=self.op,
             geometry=g,

@@ -11,6 +11,7 @@ import functools
 import math
 from typing import Any
 
+from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.lower import LINEAR, SCALED
 from ...generator.families.cast import PAIRS, cast
@@ -51,9 +52,9 @@ def formulations(whole: GemmProblem) -> list[GemmFormulation]:
 
 
 @functools.lru_cache(64)
-def sums(acc: CutlassDtype, dtype: CutlassDtype, device: Device) -> ExactSearch:
-    """The kernel that adds slices of one type up into another."""
-    return ExactSearch(lambda arch: cast(arch, acc, dtype), device)
+def sums(acc: CutlassDtype, dtype: CutlassDtype, device: Device, arch: SmArch | None = None) -> ExactSearch:
+    """The kernel that adds slices of one type up into another; of one slice, the cast."""
+    return ExactSearch(lambda arch: cast(arch, acc, dtype), device, arch)
 
 
 def alignment(candidate: Candidate[GemmFormulation], dtype: CutlassDtype) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -12,15 +12,18 @@ import numpy as np
 from ... import _core
 from ...arrays import operands
 from ...arrays.arguments import check_apart, check_devices, check_writable, refuse_jax_out, result_dtype, views_of
-from ...arrays.numerics import AnyArray
+from ...arrays.fp4 import SCALE_ELEMENTS, element_name
+from ...arrays.numerics import AnyArray, numpy_dtype, saturating_cast
 from ...arrays.operands import BYTE, CPU
 from ...checks import NUMBERS, shown
 from ...errors import InvalidOperandError, UnsupportedError
+from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype, ScaleType
 from ...generator.epilogue.tree import RESULT
 from ...generator.families.quantize import FORMS, WIDE_TYPES, scale_type
 from ...generator.families.quantize import dequantize as dequantize_key
 from ...generator.families.quantize import quantize as quantize_key
+from ...generator.key import KernelKey
 from ...generator.rules import FP8_TYPES
 from ...pipeline import devices, select
 from ...pipeline.call import stored
@@ -30,7 +33,8 @@ from ...pipeline.invocation import Call, Invocation, Result
 from ...pipeline.plan import Plan, Steps
 from ...pipeline.problem import is_dense, row_major
 from ...pipeline.search import ExactSearch
-from .formats import SCALE_ELEMENTS, dequantized, quantized, scales_shape
+from . import reference as quantization
+from .reference import VECTOR, swizzled_size
 
 D = CutlassDtype
 
@@ -140,17 +144,36 @@ def dequantize(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Quantize(Invocation):
-    """`quantize`, parsed.
+class _Parsed(Invocation):
+    """A call of either function, parsed.
 
     Attributes:
         scaling: which elements share a scale.
         narrow: element type of the values.
+        wide: element type of the matrix.
     """
 
     scaling: str
     narrow: CutlassDtype
+    wide: CutlassDtype
     numpy_on_host = True
+
+    def check_kernels(self) -> None:
+        """Refuses the caller's arrays where they have gaps or are not row-major: kernels write no such."""
+        for name, result in self.results.items():
+            shape, view = result.shape, result.view
+            if view is not None and 0 not in shape and not is_dense(shape, view.strides):
+                expected = row_major(shape)
+                raise InvalidOperandError(f"{name} has strides {view.strides}; expected {expected}, without gaps")
+
+    def kernel(self, make: Callable[[SmArch], KernelKey], device: int) -> Candidate[None]:
+        """The kernel of a key, on the GPU of this index."""
+        options = self.call.options
+        return select.choose(ExactSearch(make, devices.get(device)), backend=options.backend, jit=options.jit)
+
+
+class _Quantize(_Parsed):
+    """`quantize`, parsed."""
 
     @property
     def empty(self) -> bool:
@@ -160,22 +183,19 @@ class _Quantize(Invocation):
         (rows, columns), strides = self.inputs["x"].shape, self.inputs["x"].strides
         if self.on_gpu and rows > 0 and columns > 1 and strides[1] != 1:
             raise InvalidOperandError(f"x has strides {strides}; expected contiguous rows: quantize x.T for B")
-        _check_dense(self.results)
+        super().check_kernels()
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
-        x, options, scaling = views["x"], self.call.options, self.scaling
-        source, device = operands.dtype_of(x, "x"), devices.get(x.device)
-        rows, columns = x.shape
+        x, scaling, (rows, columns) = views["x"], self.scaling, views["x"].shape
 
         def kernel(form: str) -> Candidate[None]:
             narrow = D.F8E4M3 if form == "amax" else self.narrow
-            search = ExactSearch(lambda arch: quantize_key(arch, source, narrow, form), device)
-            return select.choose(search, backend=options.backend, jit=options.jit)
+            return self.kernel(lambda arch: quantize_key(arch, self.wide, narrow, form), x.device)
 
         steps = Steps(x.device, stream)
         lda = x.strides[0] if rows > 1 else columns
         args: dict[str, Any] = {"rows": rows, "columns": columns, "lda": lda, "alpha": "alpha"}
-        args["a"] = steps.slot("x", x.shape, x.strides, source.dlpack)
+        args["a"] = steps.slot("x", x.shape, x.strides, x.dtype)
         for field, name in (("scales", _SCALES), ("d", _VALUES)):
             shape, element, *_ = self.results[name]
             args[field] = steps.slot(name, shape, None, element, alignment=element[1] // 8, role="output")
@@ -200,33 +220,43 @@ class _Quantize(Invocation):
         return super().returned({**arrays, "global_scale": self.call.options.alpha})
 
     def reference(self, host: dict[str, AnyArray]) -> dict[str, AnyArray]:
-        values, scales = quantized(host["x"], self.narrow, self.scaling, self.call.options.alpha)
-        return {_VALUES: values, _SCALES: scales}
+        x, scaling = host["x"], self.scaling
+        if self.narrow is D.F4E2M1:
+            made = (
+                quantization.quantize_nvfp4(x, global_scale=self.call.options.alpha)
+                if scaling == "nvfp4"
+                else quantization.quantize_mxfp4(x)
+            )
+            scales = quantization.swizzle_scales(made.scale)
+            scales = scales.view(np.uint8) if scaling == "mxfp4" else scales
+            return {_VALUES: quantization.pack_fp4(made.values), _SCALES: scales}
+        if scaling in ("block", "tile"):
+            values, scales = quantization.quantize_blockwise(x, self.narrow, block=FORMS[scaling][1])
+        else:
+            values, scales = quantization.quantize(x, self.narrow, axis=None if scaling == "tensor" else -1)
+        return {_VALUES: values, _SCALES: scales.reshape(self.results[_SCALES].shape)}
 
 
 def _quantized_array(made: Mapping[str, Any]) -> QuantizedArray:
     values, scales = made[RESULT] or (made[_VALUES], made[_SCALES])
-    return QuantizedArray(values, scales, _rounded(made.get("global_scale", 1.0)))
+    return QuantizedArray(values, scales, quantization.second_level(made.get("global_scale", 1.0)))
 
 
 def _parse(call: Call) -> _Quantize:
     dtype, scaling = call.own
     _check("quantize", call, scaling, dtype=dtype)
-    kind = scale_type(scaling)
-    fp4 = kind is not ScaleType.F32
+    fp4 = scale_type(scaling) in VECTOR
     narrow = D.F4E2M1 if fp4 else dtype
-    if narrow not in (*FP8_TYPES, D.F4E2M1):
+    if not fp4 and dtype not in FP8_TYPES:
         raise InvalidOperandError(f"dtype is {dtype!r}; expected F8E4M3 or F8E5M2")
     view = operands.as_operand(call.arrays["x"], "x")
-    _check_matrix(view, "x", WIDE_TYPES)
+    wide = _check_matrix(view, "x", WIDE_TYPES)
     rows, columns = view.shape
-    if fp4 and columns % FORMS[scaling][1][1]:
-        raise InvalidOperandError(f"x has {columns} columns; {scaling} shares a scale among {FORMS[scaling][1][1]}")
+    scales = _scales("x", view.shape, scaling)
     _check_place(view, "quantize", call.options.backend)
-    element = {ScaleType.F32: D.F32.dlpack, ScaleType.UE4M3: D.F8E4M3.dlpack, ScaleType.UE8M0: BYTE}[kind]
-    # fp4 and e8m0 are bytes to every framework.
+    # fp4 is bytes to every framework.
     values = Result((rows, columns // 2), BYTE) if fp4 else Result((rows, columns), narrow.dlpack)
-    results = {_VALUES: values, _SCALES: Result(scales_shape(view.shape, scaling), element)}
+    results = {_VALUES: values, _SCALES: scales}
     if call.out is not None:
         if not isinstance(call.out, (list, tuple)) or len(call.out) != len(results):
             raise InvalidOperandError(f"out is {shown(call.out)}; expected two arrays, (values, scales)")
@@ -238,41 +268,25 @@ def _parse(call: Call) -> _Quantize:
         arrange=_quantized_array,
         scaling=scaling,
         narrow=narrow,
+        wide=wide,
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Dequantize(Invocation):
-    """`dequantize`, parsed.
-
-    Attributes:
-        scaling: which elements share a scale.
-        wide: element type of the result.
-    """
-
-    scaling: str
-    wide: CutlassDtype
-    numpy_on_host = True
-
-    def check_kernels(self) -> None:
-        _check_dense(self.results)
+class _Dequantize(_Parsed):
+    """`dequantize`, parsed."""
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
-        values, scales, options = views["values"], views["scales"], self.call.options
-        kind, wide, shape = scale_type(self.scaling), self.wide, self.results[RESULT].shape
-        narrow = D.F4E2M1 if kind is not ScaleType.F32 else operands.dtype_of(values, "values")
-        block_rows, block_columns = FORMS[self.scaling][1]
-        search = ExactSearch(lambda arch: dequantize_key(arch, narrow, wide, kind), devices.get(values.device))
-        kernel = select.choose(search, backend=options.backend, jit=options.jit)
+        values, scales, (rows, columns) = views["values"], views["scales"], self.results[RESULT].shape
+        kind, wide, (block_rows, block_columns) = scale_type(self.scaling), self.wide, FORMS[self.scaling][1]
+        kernel = self.kernel(lambda arch: dequantize_key(arch, self.narrow, wide, kind), values.device)
         steps = Steps(values.device, stream)
-        rows, columns = shape
         args = {
             "rows": rows,
             "columns": columns,
             "lda": columns,
             "a": steps.slot("values", values.shape, None, values.dtype),
             "scales": steps.slot("scales", scales.shape, None, scales.dtype),
-            "d": steps.slot(RESULT, shape, None, wide.dlpack, alignment=wide.bits // 8, role="output"),
+            "d": steps.slot(RESULT, (rows, columns), None, wide.dlpack, alignment=wide.bits // 8, role="output"),
             "alpha": "alpha",
             "block_rows": block_rows or rows,
             "block_columns": block_columns or columns,
@@ -281,8 +295,17 @@ class _Dequantize(Invocation):
         return steps.plan(like=like)
 
     def reference(self, host: dict[str, AnyArray]) -> dict[str, AnyArray]:
-        shape, second = self.results[RESULT].shape, self.call.options.alpha
-        return {RESULT: dequantized(host["values"], host["scales"], shape, self.scaling, second, self.wide)}
+        values, scales, (rows, columns) = host["values"], host["scales"], self.results[RESULT].shape
+        kind = scale_type(self.scaling)
+        if kind in VECTOR:
+            plain = quantization.unswizzle_scales(scales, rows, columns // VECTOR[kind]).view(numpy_dtype(kind))
+            made = quantization.BlockScaled(quantization.unpack_fp4(values), plain, self.call.options.alpha)
+            wide = quantization.dequantize_fp4(made)
+        elif self.scaling in ("block", "tile"):
+            wide = quantization.dequantize_blockwise(values, scales, block=FORMS[self.scaling][1])
+        else:
+            wide = quantization.dequantize(values, scales)
+        return {RESULT: saturating_cast(wide, self.wide)}
 
 
 def _parse_inverse(call: Call) -> _Dequantize:
@@ -295,19 +318,19 @@ def _parse_inverse(call: Call) -> _Dequantize:
     kind = scale_type(scaling)
     views = {name: operands.as_operand(array, name) for name, array in call.arrays.items()}
     view, scales = views["values"], views["scales"]
-    if kind is not ScaleType.F32:
+    if kind in VECTOR:
         if view.dtype != BYTE or len(view.shape) != 2:
             raise InvalidOperandError(f"values has shape {view.shape}; expected packed fp4, uint8 (M, K / 2)")
-        shape: tuple[int, ...] = (view.shape[0], view.shape[1] * 2)
+        narrow, shape = D.F4E2M1, (view.shape[0], view.shape[1] * 2)
     else:
-        _check_matrix(view, "values", FP8_TYPES)
-        shape = view.shape
-    expected = scales_shape(shape, scaling)
+        narrow = _check_matrix(view, "values", FP8_TYPES)
+        shape = (view.shape[0], view.shape[1])
+    expected = _scales("values (unpacked)", shape, scaling).shape
     if scales.shape != expected:
         raise InvalidOperandError(f"scales has shape {scales.shape}; expected {expected}")
-    known, elements = SCALE_ELEMENTS[kind]
-    if scales.dtype not in elements:
-        raise InvalidOperandError(f"scales has elements of {_named(scales.dtype)}; expected {known}")
+    if scales.dtype not in SCALE_ELEMENTS[kind]:
+        known = {ScaleType.F32: "f32", ScaleType.UE4M3: "e4m3", ScaleType.UE8M0: "e8m0, or its bytes (uint8)"}[kind]
+        raise InvalidOperandError(f"scales has elements of {element_name(scales.dtype)}; expected {known}")
     check_devices(views)
     _check_place(view, "dequantize", call.options.backend)
     return _Dequantize(
@@ -315,23 +338,27 @@ def _parse_inverse(call: Call) -> _Dequantize:
         inputs=views,
         results=_into(outs, {RESULT: Result(shape, wide.dlpack)}, views),
         scaling=scaling,
+        narrow=narrow,
         wide=wide,
     )
+
+
+def _scales(name: str, shape: tuple[int, ...], scaling: str) -> Result:
+    """The array of the scales of a matrix, which is named so, as it would be made; refuses parts of fp4's vectors."""
+    kind, block = scale_type(scaling), FORMS[scaling][1]
+    rows, columns = (-(-extent // size) if size else 1 for extent, size in zip(shape, block, strict=True))
+    extents: tuple[int, ...] = (rows, columns) if any(block) else (1,)
+    if kind in VECTOR:
+        if shape[1] % VECTOR[kind]:
+            raise InvalidOperandError(f"{name} has {shape[1]} columns; {scaling} shares a scale among {VECTOR[kind]}")
+        extents = (swizzled_size(rows, columns),)
+    return Result(extents, SCALE_ELEMENTS[kind][0])
 
 
 def _into(
     outs: Mapping[str, Any], results: dict[str, Result], inputs: Mapping[str, _core.Operand]
 ) -> dict[str, Result]:
-    """The results in the caller's arrays, where there are such.
-
-    Args:
-        outs: the arrays by the results' names, or nothing.
-        results: as they would be made anew.
-        inputs: views of what is read.
-
-    Raises:
-        InvalidOperandError: an array is not as a new one would be, or shares memory; names it.
-    """
+    """The results in the caller's arrays, where there are such; refuses arrays that new ones would not be like."""
     if not outs:
         return results
     views = views_of(outs, outs)
@@ -342,21 +369,12 @@ def _into(
         if view.shape != shape:
             raise InvalidOperandError(f"{name} has shape {view.shape}; expected {shape}")
         if view.dtype != element:
-            raise InvalidOperandError(f"{name} has elements of {_named(view.dtype)}; expected {_named(element)}")
+            raise InvalidOperandError(
+                f"{name} has elements of {element_name(view.dtype)}; expected {element_name(element)}"
+            )
         check_writable(view, name)
     check_apart(views, inputs, ())
     return {name: Result(view.shape, view.dtype, outs[name], view) for name, view in views.items()}
-
-
-def _check_dense(results: Mapping[str, Result]) -> None:
-    """Refuses the caller's arrays where they have gaps or are not row-major: kernels write no such.
-
-    Raises:
-        InvalidOperandError: names the array.
-    """
-    for name, (shape, _, _, view, _) in results.items():
-        if view is not None and 0 not in shape and not is_dense(shape, view.strides):
-            raise InvalidOperandError(f"{name} has strides {view.strides}; expected {row_major(shape)}, without gaps")
 
 
 def _check(function: str, call: Call, scaling: str, **more: Any) -> None:
@@ -366,50 +384,26 @@ def _check(function: str, call: Call, scaling: str, **more: Any) -> None:
         raise InvalidOperandError(f"unknown scaling {scaling!r}; valid: {', '.join(SCALINGS)}")
 
 
-def _check_matrix(view: _core.Operand, name: str, dtypes: tuple[CutlassDtype, ...]) -> None:
+def _check_matrix(view: _core.Operand, name: str, dtypes: tuple[CutlassDtype, ...]) -> CutlassDtype:
+    """The element type of a matrix, which must be one of these."""
     if len(view.shape) != 2:
         raise InvalidOperandError(f"{name} has shape {view.shape}; expected 2 dimensions")
     dtype = operands.dtype_of(view, name)
     if dtype not in dtypes:
         raise InvalidOperandError(f"{name} is {dtype.value}; expected {', '.join(valid.value for valid in dtypes)}")
-
-
-def _named(element: tuple[int, int]) -> str:
-    """An element type, DLPack's (type code, bits), in words."""
-    if element == BYTE:
-        return "bytes"
-    found = CutlassDtype.from_dlpack(*element) or ScaleType.from_dlpack(*element)
-    return f"DLPack type {element[0]} with {element[1]} bits" if found is None else found.value
+    return dtype
 
 
 def _second_level(global_scale: float, scaling: str) -> float:
-    """A second-level scale as kernels take it, in float32.
-
-    Raises:
-        InvalidOperandError: it is no positive number there, or the format has none.
-    """
+    """A second-level scale as kernels take it, in float32; refuses what is no positive number there."""
     if isinstance(global_scale, bool) or not isinstance(global_scale, NUMBERS):
         raise InvalidOperandError(f"global_scale is a {type(global_scale).__name__}; expected a number")
-    if global_scale == 1:
-        return 1.0
-    second = _rounded(global_scale)
-    if not 0.0 < second < math.inf:
-        given = shown(global_scale)
-        raise InvalidOperandError(f"global_scale is {given}; expected a positive number in float32's range")
+    second = quantization.second_level(global_scale)
     if second != 1.0 and scaling != "nvfp4":
         raise InvalidOperandError(
             f"global_scale is {global_scale}; only nvfp4 has one: leave it out, or multiply the scales of {scaling}"
         )
     return second
-
-
-def _rounded(number: float) -> float:
-    """A number of any size in float32, beyond whose range it is infinite."""
-    with np.errstate(over="ignore", under="ignore"):
-        try:
-            return float(np.float32(number))
-        except OverflowError:  # of a Python integer
-            return math.inf
 
 
 def _check_place(view: _core.Operand, function: str, backend: str) -> None:

@@ -25,6 +25,7 @@ from ...arrays.numerics import (
     scale_type_of,
     to_float64,
 )
+from ...checks import shown
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype, ScaleType
 
@@ -33,14 +34,8 @@ Float32Array: TypeAlias = npt.NDArray[np.float32]
 _FLOAT32: Final = np.finfo(np.float32)
 _E2M1_LARGEST_EXPONENT: Final = 2  # of 4 and 6
 
-NVFP4_VECTOR: Final = 16
-"""Elements that share one scale in nvfp4."""
-
-MXFP4_VECTOR: Final = 32
-"""Elements that share one scale in mxfp4."""
-
-VECTOR: Final = {ScaleType.UE4M3: NVFP4_VECTOR, ScaleType.UE8M0: MXFP4_VECTOR}
-"""Elements of K that share a scale of this type."""
+VECTOR: Final = {ScaleType.UE4M3: 16, ScaleType.UE8M0: 32}
+"""Elements of K that share a scale of this type: nvfp4's, mxfp4's."""
 
 BLOCK: Final = 128
 """Elements of K, and columns of B, that share a scale of a block; each row of A has its own."""
@@ -132,7 +127,8 @@ def dequantize_blockwise(values: AnyArray, scale: AnyArray, *, block: tuple[int,
         InvalidOperandError: the shapes do not belong together.
     """
     _check_block(values, block)
-    expected = _block_counts(values.shape, block)
+    *batch, rows, columns = values.shape
+    expected = (*batch, -(-rows // block[0]), -(-columns // block[1]))
     if scale.shape != expected:
         raise InvalidOperandError(f"scale has shape {scale.shape}; expected {expected}")
     return dequantize(values, _spread(scale, values.shape, block))
@@ -195,11 +191,8 @@ def quantize_nvfp4(x: AnyArray, *, axis: int = -1, global_scale: float = 1.0) ->
     Raises:
         InvalidOperandError: K is no multiple of 16, or the scale is no positive float32 number.
     """
-    with np.errstate(over="ignore", under="ignore"):
-        second = float(np.float32(global_scale))
-    if not 0.0 < second < np.inf:
-        raise InvalidOperandError(f"global_scale is {global_scale}; expected a positive number in float32's range")
-    wide = _vectors(x, axis, NVFP4_VECTOR)
+    second = second_level(global_scale)
+    wide = _vectors(x, axis, VECTOR[ScaleType.UE4M3])
     amax = _finite_magnitude(wide).max(axis=-1, initial=0.0)
     with np.errstate(over="ignore", under="ignore"):
         wanted = amax / finite_max(CutlassDtype.F4E2M1) / second
@@ -225,7 +218,7 @@ def quantize_mxfp4(x: AnyArray, *, axis: int = -1) -> BlockScaled:
     Raises:
         InvalidOperandError: K is no multiple of 32.
     """
-    wide = _vectors(x, axis, MXFP4_VECTOR)
+    wide = _vectors(x, axis, VECTOR[ScaleType.UE8M0])
     amax = _finite_magnitude(wide).max(axis=-1, initial=0.0)
     # frexp's fraction is in [0.5, 1), so its exponent is one above that of the leading bit.
     exponent = np.frexp(amax)[1] - 1 - _E2M1_LARGEST_EXPONENT
@@ -368,6 +361,20 @@ def unswizzle_scales(flat: AnyArray, rows: int, columns: int) -> AnyArray:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+def second_level(global_scale: float) -> float:
+    """A second-level scale in float32; refuses what is no positive number there."""
+    with np.errstate(over="ignore", under="ignore"):
+        try:
+            second = float(np.float32(global_scale))
+        except OverflowError:  # of a Python integer
+            second = np.inf
+    if not 0.0 < second < np.inf:
+        raise InvalidOperandError(
+            f"global_scale is {shown(global_scale)}; expected a positive number in float32's range"
+        )
+    return second
+
+
 def _check_narrow(dtype: CutlassDtype) -> None:
     if dtype not in SATURATING_FLOATS and dtype is not CutlassDtype.I8:
         raise InvalidOperandError(f"quantize takes e4m3, e5m2, e2m1 or i8, not {dtype.value}")
@@ -392,15 +399,11 @@ def _float32_scale(amax: FloatArray, dtype: CutlassDtype) -> Float32Array:
     return np.asarray(np.clip(scale, _FLOAT32.tiny, _FLOAT32.max))
 
 
-def _block_counts(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
-    return (*shape[:-2], -(-shape[-2] // block[0]), -(-shape[-1] // block[1]))
-
-
 def _block_amax(wide: FloatArray, block: tuple[int, int]) -> FloatArray:
-    *batch, rows, columns = _block_counts(wide.shape, block)
-    padded = np.zeros((*batch, rows * block[0], columns * block[1]))
-    padded[..., : wide.shape[-2], : wide.shape[-1]] = _finite_magnitude(wide)
-    amax: FloatArray = padded.reshape(*batch, rows, block[0], columns, block[1]).max(axis=(-3, -1), initial=0.0)
+    """The largest finite magnitude of each block."""
+    amax = _finite_magnitude(wide)
+    for axis, size in zip((-2, -1), block, strict=True):
+        amax = np.maximum.reduceat(amax, np.arange(0, amax.shape[axis], size), axis=axis)
     return amax
 
 

@@ -23,7 +23,7 @@ GENERATOR = ROOT / "generator"
 LAYERS = (
     ("generator", "_core", "cli.output"),
     ("errors", "arrays.symbols", "pipeline.candidate"),
-    ("checks", "arrays.cuda_array_interface", "arrays.layouts", "arrays.numerics", "arrays.views", "jit.keyed_locks",
+    ("checks", "arrays.cuda_array_interface", "arrays.layouts", "arrays.numerics", "arrays.views", "jit.locks",
      "pipeline.call_options", "pipeline.devices", "pipeline.pack", "pipeline.problem", "pipeline.reduction",
      "pipeline.request_options", "pipeline.tuning"),
     ("arrays.frameworks", "epilogue", "epilogue.bound", "jit", "ops.conv2d.geometry", "ops.quantize.reference",
@@ -75,11 +75,10 @@ GENERATOR_LAYER = {module: depth for depth, modules in enumerate(GENERATOR_LAYER
 
 # Within the folder `jit`, whose modules take only this from below it:
 JIT_LAYERS = (
-    ("__init__", "keyed_locks", "progress"),
-    ("files", "frames", "limits", "locks", "worker"),
-    ("failures", "folder", "toolchain"),
-    ("record", "store", "turns", "validations"),
-    ("compiler",),
+    ("__init__", "locks", "progress"),
+    ("files", "frames", "worker"),
+    ("failures", "record", "toolchain", "turns", "validations"),
+    ("compiler", "store"),
     ("kernels",),
 )
 JIT_LAYER = {module: depth for depth, modules in enumerate(JIT_LAYERS) for module in modules}

@@ -17,7 +17,7 @@ from ..generator import toolchain
 from ..generator.archs import SmArch
 from ..jit import kernels as jit_kernels
 from ..jit import toolchain as jit_toolchain
-from ..jit.folder import FOLDER_VARIABLE
+from ..jit.files import FOLDER_VARIABLE
 from ..jit.store import MAX_BYTES, KernelStore
 from ..jit.toolchain import Toolchain
 from ..pipeline import devices, table

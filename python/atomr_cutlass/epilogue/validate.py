@@ -24,7 +24,7 @@ from ..generator.epilogue.lower import SOURCE, is_common, split
 from ..generator.epilogue.tree import COLUMN, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree
 from ..generator.key import KernelKey
 from ..jit import kernels, validations
-from ..jit.keyed_locks import KeyedLocks
+from ..jit.locks import KeyedLocks
 from ..pipeline import devices
 from ..pipeline.candidate import Candidate
 from ..pipeline.devices import Device

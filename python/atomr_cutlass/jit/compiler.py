@@ -21,10 +21,9 @@ from typing import Any
 from ..errors import CompileError, LibraryError
 from ..generator.key import KernelKey
 from ..generator.render import render
-from . import turns, worker
-from .limits import COMPILE_SECONDS
+from . import locks, turns, worker
 from .toolchain import Toolchain, toolchain
-from .turns import Turn
+from .turns import COMPILE_SECONDS
 
 OPTIONS = (
     "-std=c++17",
@@ -174,7 +173,7 @@ def _compiled_here(request: dict[str, Any]) -> tuple[bytes | None, str]:
         return worker.compile_source(**request)
     finally:
         if turn is not None:
-            turn.end()
+            turn.unlock()
 
 
 def _refuse_if_stopped() -> None:
@@ -213,7 +212,7 @@ _stopped = threading.Event()
 class _Half:
     """A worker process. It talks through files, so that nobody has to read while it works."""
 
-    def __init__(self, folder: Path, request: dict[str, Any], turn: Turn | None) -> None:
+    def __init__(self, folder: Path, request: dict[str, Any], turn: locks.Lock | None) -> None:
         self._folder = folder
         self._turn = turn
         try:
@@ -223,7 +222,7 @@ class _Half:
         finally:
             # It is the process's now, or nobody's.
             if turn is not None:
-                turn.hand_over()
+                turn.close()
         _running.add(self._process)
         if _stopped.is_set():  # since the turn was had
             self._process.kill()
@@ -279,7 +278,8 @@ class _Half:
         self._process.wait()
         _running.discard(self._process)
         if self._turn is not None:
-            self._turn.clear()
+            with contextlib.suppress(OSError):  # it is in nobody's way
+                locks.remove(self._turn.path)
 
 
 def _too_slow() -> LibraryError:

@@ -25,7 +25,7 @@ from ..generator.key_file import line
 from ..generator.matrix import family
 from ..pipeline import devices
 from ..pipeline.devices import Device
-from .keyed_locks import KeyedLocks, renewed
+from .locks import KeyedLocks, renewed
 from .progress import announced
 from .toolchain import Toolchain, check_compiles, toolchain
 

@@ -22,7 +22,7 @@ from ..generator import key_file
 from ..generator.errors import shown
 from ..generator.key import KernelKey
 from . import locks
-from .keyed_locks import renewed
+from .locks import renewed
 
 VARIABLE = "ATOMR_CUTLASS_RECORD"
 

@@ -14,7 +14,7 @@ from ..arrays import operands
 from ..checks import check_count, check_index, check_options, shown
 from ..errors import ContextPoisonedError, InvalidOperandError, LibraryError
 from ..jit import kernels
-from ..jit.keyed_locks import KeyedLocks, renewed
+from ..jit.locks import KeyedLocks, renewed
 from ..pipeline.bindings import Binding
 from ..pipeline.operation import Call, Request, operands_of, operation_of, planned_operations, settled
 from ..pipeline.plan_cache import CachedPlan, PlanCache, PlanKey

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import _core
 from ..errors import CutlassError, InvalidOperandError
-from ..jit.keyed_locks import renewed
+from ..jit.locks import renewed
 from ..pipeline.bindings import Binding, Weights
 
 _READS_KEPT = 64

@@ -20,7 +20,7 @@ from ..pipeline.operation import Call, Request, operands_of, operation_of, plann
 from ..pipeline.plan_cache import CachedPlan, PlanCache, PlanKey
 from ..pipeline.planner import plan
 from .in_flight import BoundOperand, Work, launched
-from .messages import Compute, CutlassMsg, Launch, RefitMessage, RefitMsg, Run
+from .messages import Compute, CutlassMsg, Launch, Refit, RefitMsg, Run
 
 if TYPE_CHECKING:  # Pykka is imported when a mailbox is started
     import pykka
@@ -199,14 +199,14 @@ class CutlassActor:
 
     def _serve(self, msg: Any) -> Work:
         with self._told_of(msg):
-            if isinstance(msg, RefitMessage):
+            if isinstance(msg, Refit):
                 return self._refit(msg.msg)
             if isinstance(msg, Compute):
                 if msg.operands is None:
                     made = self._render(msg.request)
                     return Work(lambda: made)
                 self._refuse_if_mock()
-                return self._compute(msg.request, msg.launch)
+                return self._compute(msg.request, msg.imported)
             if isinstance(msg, Run):
                 self._refuse_if_mock()
                 return self._call(msg)
@@ -288,7 +288,7 @@ class CutlassActor:
             return found
 
     def _call(self, msg: Run) -> Work:
-        call = msg.call
+        call = msg.imported
         if not call.on_gpu:
             result = call.run()
             return Work(lambda: result)
@@ -340,7 +340,7 @@ class CutlassActor:
                 + ("give the request binding='a name', and send" if key.binding is None else "send")
                 + f" a {_message_of(key)} message with {planned_operations()[key.op].bound} first"
             )
-        weights = msg.staged
+        weights = msg.imported
         reached = bound.refit(weights)
         return Work(lambda: None, weights[0].stream, reached, kept=weights)
 

@@ -49,7 +49,7 @@ LAYERS = (
      "ops.grouped_gemm.function", "ops.gemv.kernels", "ops.matmul", "pipeline.tune", "serving.actor"),
     ("cli.tune", "ops.conv2d.function", "ops.conv2d.request", "ops.gated_gemm.function",
      "ops.gated_gemm.request", "ops.gemm.function", "ops.gemm.operation", "ops.gemm.probe", "ops.gemv.function",
-     "ops.gemv.request", "ops.grouped_gemm.request", "serving.props"),
+     "ops.gemv.request", "ops.grouped_gemm.request"),
     ("", "cli.app", "ops.conv2d.operation", "ops.conv2d.probe", "ops.gated_gemm.operation", "ops.gated_gemm.probe",
      "ops.gemv.operation", "ops.gemv.probe", "ops.grouped_gemm.operation", "ops.grouped_gemm.probe"),
     ("__main__",),
@@ -322,7 +322,7 @@ DEFERRED = {
     "epilogue.validate", "ops.conv2d.function", "ops.conv2d.request", "ops.gated_gemm.function", "ops.gemm.request",
     "ops.grouped_gemm.function", "ops.grouped_gemm.request", "ops.matmul.function", "ops.quantize.function",
     "pipeline.bindings", "pipeline.explanation", "pipeline.pack", "pipeline.planner", "reference", "serving.actor",
-    "serving.in_flight", "serving.mailbox", "serving.messages", "serving.props", "serving.supervisor",
+    "serving.in_flight", "serving.mailbox", "serving.messages", "serving.supervisor",
 }  # fmt: skip
 
 

@@ -241,7 +241,7 @@ class CutlassActor:
         return self._plan(key, render, rendered=True)
 
     def _plan(self, key: PlanKey, make: Callable[[], Any], *, rendered: bool = False) -> Any:
-        """The plan of a key, made once for all threads that want it; with `rendered`, one that is only rendered will do."""
+        """The plan of a key, made once for all threads that want it; with `rendered`, one that is only that will do."""
 
         def is_wanted(found: Any) -> bool:
             return found is not None and (rendered or not isinstance(found, CachedPlan))

@@ -29,7 +29,7 @@ LAYERS = (
     ("arrays.frameworks", "epilogue", "epilogue.bound", "jit", "ops.conv2d.geometry", "ops.quantize.reference",
      "pipeline.clock", "pipeline.estimate", "pipeline.plan_cache", "pipeline.search", "pipeline.table",
      "reference.parts", "serving.supervisor"),
-    ("arrays.operands", "cli.info", "ops.conv2d.problem", "ops.grouped_gemm.problem",
+    ("arrays.operands", "ops.conv2d.problem", "ops.grouped_gemm.problem",
      "pipeline.heuristic", "pipeline.operand_table", "pipeline.plan", "pipeline.rosters", "pipeline.verification",
      "reference.scales", "reference.tolerance", "reference.tree"),
     ("arrays.arguments", "arrays.fp4", "epilogue.fused_operands", "ops.conv2d.reference", "ops.conv2d.support",

@@ -16,7 +16,7 @@ from ..generator.epilogue.tree import MASK
 from ..generator.rules import HALF_TYPES
 from ..jit import files
 from .options import AsJson
-from .output import line, print_json
+from .output import report
 
 
 def epilogue_command(
@@ -45,10 +45,8 @@ def epilogue_command(
         "dtypes": [entry.value for entry in types],
     }
     files.write(output, f"{json.dumps(made, indent=1)}\n".encode(), output.absolute().parent, mode=0o644)
-    if as_json:
-        print_json({"path": str(output), **made})
-    else:
-        line(f"{output}: {tree!r}; build with CMAKE_ARGS='-DATOMR_CUTLASS_EPILOGUES={output.absolute()}'")
+    built = f"build with CMAKE_ARGS='-DATOMR_CUTLASS_EPILOGUES={output.absolute()}'"
+    report({"path": output, **made}, f"{output}: {tree!r}; {built}", as_json=as_json)
 
 
 def _found(place: str) -> Any:

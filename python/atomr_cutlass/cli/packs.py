@@ -18,7 +18,7 @@ from ..generator.selection import Selection
 from ..jit import files
 from ..pipeline import pack, pack_build, pack_nvcc
 from .options import AsJson
-from .output import complain, line, print_json, size_text
+from .output import complain, report, size_text
 
 pack_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -60,46 +60,38 @@ def build_command(
         _progress(len(chosen)) as finished,
     ):
         data = COMPILERS[compiler](chosen, output.stem, executor=executor, finished=finished)
-    _write(output, data)
-    if as_json:
-        left = [key.name for key in skipped]
-        print_json({"path": str(output), "bytes": len(data), "skipped": left, **pack.read_manifest(output)})
-    else:
-        line(f"{output}: {len(chosen)} kernels, {size_text(len(data))}")
+    _write(output, data, as_json=as_json, skipped=[key.name for key in skipped])
 
 
-def _cubins(*given: Any, **named: Any) -> bytes:
-    return pack.encode(pack_build.build(*given, **named))
-
-
-COMPILERS: dict[str, Callable[..., bytes]] = {"nvrtc": _cubins, "nvcc": pack_nvcc.build}
+COMPILERS: dict[str, Callable[..., bytes]] = {
+    "nvrtc": lambda *given, **named: pack.encode(pack_build.build(*given, **named)),
+    "nvcc": pack_nvcc.build,
+}
 
 
 @pack_app.command("list")
 def list_command(path: One, *, as_json: AsJson = False) -> None:
     """Lists the contents of a pack of either form and the tools that built it; loads none of it."""
     found = pack.read_manifest(path)
-    if as_json:
-        print_json({"path": str(path), **found})
-        return
     kernels = found["kernels"]
     by = f"by {found.get('compiler', 'an unknown compiler')}, package {found.get('package', 'unknown')}"
     needs = f", needs GLIBC_{found['glibc']}" if found.get("glibc") else ""
-    line(f"{found['name']}: {len(kernels)} kernels, {found['form']} {by}{needs}")
+    lines = [f"{found['name']}: {len(kernels)} kernels, {found['form']} {by}{needs}"]
     for kernel in kernels:
         size = size_text(sum(image["bytes"] for image in kernel["images"])) if kernel.get("images") else ""
-        line(f"{kernel['arch']}  {size:>10}  {kernel['name']}")
+        lines.append(f"{kernel['arch']}  {size:>10}  {kernel['name']}")
+    report({"path": path, **found}, *lines, as_json=as_json)
 
 
 @pack_app.command("verify")
 def verify_command(paths: Several, *, as_json: AsJson = False) -> None:
     """Checks every byte of packs and whether this package can load them; ends with 1 if one cannot be used."""
-    problems = {str(path): _problem(path) for path in paths}
-    if as_json:
-        print_json({"packs": [{"path": path, "ok": not why, "reason": why} for path, why in problems.items()]})
-    else:
-        for path, why in problems.items():
-            line(why or f"{path}: every checksum is right")
+    problems = {path: _problem(path) for path in paths}
+    report(
+        {"packs": [{"path": path, "ok": not why, "reason": why} for path, why in problems.items()]},
+        *(why or f"{path}: every checksum is right" for path, why in problems.items()),
+        as_json=as_json,
+    )
     if any(problems.values()):
         raise typer.Exit(1)
 
@@ -126,12 +118,8 @@ def diff_command(first: One, second: One, *, as_json: AsJson = False) -> None:
             name for name in ours if name in theirs and any(ours[name].get(i) != theirs[name].get(i) for i in same)
         ],
     }
-    if as_json:
-        print_json(found)
-    else:
-        for sign, names in zip("-+!", found.values(), strict=True):
-            for name in names:
-                line(f"{sign} {name}")
+    lines = [f"{sign} {name}" for sign, names in zip("-+!", found.values(), strict=True) for name in names]
+    report(found, *lines, as_json=as_json)
     if any(found.values()):
         raise typer.Exit(1)
 
@@ -140,20 +128,18 @@ def diff_command(first: One, second: One, *, as_json: AsJson = False) -> None:
 def merge_command(paths: Several, *, output: Output, as_json: AsJson = False) -> None:
     """One pack of the kernels of several packs of cubins that were built alike."""
     made = pack.merge([pack.read(path) for path in paths], output.stem)
-    data = pack.encode(made)
-    _write(output, data)
-    if as_json:
-        print_json({"path": str(output), "bytes": len(data), **made.manifest()})
-    else:
-        line(f"{output}: {len(made.cubins)} kernels, {size_text(len(data))}")
+    _write(output, pack.encode(made), as_json=as_json)
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Writes a pack, of which readers see all or nothing."""
+def _write(path: Path, data: bytes, *, as_json: bool, **facts: Any) -> None:
+    """Writes a pack, of which readers see all or nothing, and reports what is in the file."""
     try:
         files.write(path, data, path.parent, mode=0o644)
     except OSError as error:
         raise InvalidOperandError(f"cannot write {path}: {error.strerror or error}") from error
+    manifest = pack.read_manifest(path)
+    value = {"path": path, "bytes": len(data), **facts, **manifest}
+    report(value, f"{path}: {len(manifest['kernels'])} kernels, {size_text(len(data))}", as_json=as_json)
 
 
 @contextlib.contextmanager

@@ -21,8 +21,7 @@ from ..pipeline.operand_table import Arrays
 from ..pipeline.operation import Request, operation_of, request_from
 from ..pipeline.request_options import RequestOptions
 from ..pipeline.verify import RunResult
-from . import info as installation
-from .installed import print_facts
+from .installed import gather, print_facts
 from .options import AsJson, Jit, jit_from, of_a_request
 from .output import heading, line, print_json
 
@@ -66,7 +65,7 @@ def run_command(
 
 def demo_command(*, as_json: AsJson = False) -> None:
     """A tour of a minute, with or without a GPU: what is installed, some kernels, a choice explained, a few calls."""
-    facts = installation.gather()
+    facts = gather()
     gemm = {"m": 1024, "n": 768, "k": 512, "layout": "rcr"}
     request = request_from("gemm", RequestOptions(0, gemm))
     explained = request if devices.available() else request_from("gemm", RequestOptions(0, gemm | {"arch": "90a"}))

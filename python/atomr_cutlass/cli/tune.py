@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import track
 
 from ..errors import InvalidOperandError
 from ..pipeline import profiler_csv
@@ -20,7 +17,7 @@ from ..pipeline.pack_build import dask_cluster
 from ..pipeline.request_options import RequestOptions
 from ..pipeline.tune import import_csv, tune
 from .options import AsJson, of_a_request, request_options
-from .output import complain, line, print_json
+from .output import complain, report, track
 
 EXTENT = 4096
 
@@ -61,22 +58,23 @@ def tune_command(
         with dask_cluster(dask) if dask else contextlib.nullcontext() as executor:
             records = tune(
                 requests, out, device=_devices(device), executor=executor, seconds=seconds, compiled=compiled,
-                again=again, progress=_progress,
+                again=again, progress=lambda requests, count: track(requests, "Tuning", count),
             )  # fmt: skip
     if csv is not None:
         written = profiler_csv.write(records, csv)
         if written < len(records):
             complain(f"{len(records) - written} records have no form in {csv}: they are no plain GEMMs")
-    if as_json:
-        print_json({"records": [json.loads(record.line()) for record in records], "left_out": left_out})
-        return
-    for record in records:
-        gain = record.chosen_microseconds / record.microseconds
-        line(
-            f"{record.microseconds:10.2f} us, {gain:.2f} times the model's choice, of {record.tried}: {record.key.name}"
-        )
+    lines = [
+        f"{record.microseconds:10.2f} us, {record.chosen_microseconds / record.microseconds:.2f} times the model's "
+        f"choice, of {record.tried}: {record.key.name}"
+        for record in records
+    ]
     if left_out:
-        line(f"{left_out} rows were left out: failed or wrong ones, and kernels that are no cell of this package")
+        lines.append(
+            f"{left_out} rows were left out: failed or wrong ones, and kernels that are no cell of this package"
+        )
+    value = {"records": [json.loads(record.line()) for record in records], "left_out": left_out}
+    report(value, *lines, as_json=as_json)
 
 
 def _devices(text: str) -> tuple[int, ...] | None:
@@ -87,12 +85,6 @@ def _devices(text: str) -> tuple[int, ...] | None:
     if not all(word.isdecimal() for word in words):
         raise typer.BadParameter(f"{text!r}; expected indexes, comma-separated, or all", param_hint="--device")
     return tuple(map(int, words))
-
-
-def _progress(requests: Iterable[Any], count: int) -> Iterable[Any]:
-    return track(
-        requests, "Tuning", count, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-    )
 
 
 def _requests(path: Path) -> Iterator[Request]:

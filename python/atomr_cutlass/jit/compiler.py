@@ -213,10 +213,22 @@ class _Half:
     """A worker process. It talks through files, so that nobody has to read while it works."""
 
     def __init__(self, folder: Path, request: dict[str, Any], turn: locks.Lock | None) -> None:
-        self._folder = folder
-        self._turn = turn
+        self._folder, self._turn = folder, turn
+        request_file, self._answer, self._said = (folder / name for name in ("request", "answer", "said"))
         try:
-            self._process = self._start(request)
+            with _writing_to_temporary_files():
+                folder.mkdir()
+                request_file.write_text(json.dumps(request), encoding="utf-8")
+            with self._said.open("wb") as said:
+                self._process = subprocess.Popen(
+                    # -I: the environment does not decide what Python runs.
+                    [sys.executable, "-I", str(_WORKER), str(request_file), str(self._answer)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=said,
+                    stderr=said,
+                    env=_environment(),
+                    pass_fds=[] if turn is None else [turn.descriptor],
+                )
         except OSError as error:
             raise LibraryError("nvrtc", f"the compiler's process cannot be started: {error}") from error
         finally:
@@ -228,23 +240,6 @@ class _Half:
             self._process.kill()
         # From the start: the two run side by side, and are waited for one after the other.
         self._deadline = time.monotonic() + COMPILE_SECONDS
-
-    def _start(self, request: dict[str, Any]) -> subprocess.Popen[bytes]:
-        folder = self._folder
-        request_file, self._answer, self._said = (folder / name for name in ("request", "answer", "said"))
-        with _writing_to_temporary_files():
-            folder.mkdir()
-            request_file.write_text(json.dumps(request), encoding="utf-8")
-        with self._said.open("wb") as said:
-            return subprocess.Popen(
-                # -I: the environment does not decide what Python runs.
-                [sys.executable, "-I", str(_WORKER), str(request_file), str(self._answer)],
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                env=_environment(),
-                pass_fds=[] if self._turn is None else [self._turn.descriptor],
-            )
 
     def wait(self) -> tuple[bytes | None, str]:
         try:

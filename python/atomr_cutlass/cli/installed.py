@@ -23,6 +23,7 @@ from .. import _core
 from ..errors import CacheError, CutlassError
 from ..generator import toolchain
 from ..generator.archs import SmArch
+from ..generator.dtypes import CutlassDtype
 from ..generator.matrix import OPS
 from ..jit import kernels as jit_kernels
 from ..jit import toolchain as jit_toolchain
@@ -33,7 +34,7 @@ from ..pipeline import devices, table
 from ..pipeline.candidate import KernelInfo
 from ..pipeline.devices import Device
 from ..pipeline.verification import verification
-from .options import TARGETS, AsJson, arch_from, dtype_from
+from .options import TARGETS, AsJson
 from .output import complain, heading, line, print_json, size_text
 
 PACKAGE = Path(_core.__file__).parent
@@ -68,8 +69,8 @@ def list_command(
         raise typer.BadParameter(f"unknown op {op!r}; valid: {', '.join(OPS)}", param_hint="--op")
     found = table.kernels(
         op=op or None,
-        dtype=dtype_from(dtype, "--dtype"),
-        arch=arch_from(arch),
+        dtype=CutlassDtype.parse(dtype) if dtype else None,
+        arch=SmArch.parse(arch) if arch else None,
         filter=name_filter or None,
     )
     if as_json:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from ..generator.archs import SmArch
-from ..generator.dtypes import CutlassDtype
 from ..jit import kernels as jit_kernels
 from ..pipeline.operation import planned_operations, request_from
 from ..pipeline.request_options import COMMON, Option, RequestOptions
-
-T = TypeVar("T")
 
 TARGETS = ", ".join(arch.target for arch in SmArch)
 
@@ -84,27 +81,3 @@ def _parameter(option: Option, text: str) -> tuple[Any, Any]:
     if option.default is None:
         return Annotated[int | None, typer.Option(option.flag, min=option.least, help=text)], None
     return Annotated[type(option.default), typer.Option(option.flag, help=text)], option.default
-
-
-def dtype_from(text: str, option: str) -> CutlassDtype | None:
-    """An element type; None for an empty text."""
-    return _parsed(CutlassDtype.parse, text, option) if text else None
-
-
-def arch_from(text: str) -> SmArch | None:
-    """A target; None for an empty text."""
-    return _parsed(SmArch.parse, text, "--arch") if text else None
-
-
-def jit_from(text: str) -> str | None:
-    """A policy of compilation; None for an empty text."""
-    if text and text not in jit_kernels.POLICIES:
-        raise typer.BadParameter(f"{text!r}; valid: {', '.join(jit_kernels.POLICIES)}", param_hint="--jit")
-    return text or None
-
-
-def _parsed(parse: Callable[[str], T], text: str, option: str) -> T:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error

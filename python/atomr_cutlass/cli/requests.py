@@ -14,6 +14,7 @@ from rich.progress import Progress
 
 from ..errors import DeviceUnavailableError, KernelNotFoundError, UnsupportedError
 from ..generator.archs import SmArch
+from ..jit import kernels
 from ..pipeline import devices, table, verify
 from ..pipeline import plan as plans
 from ..pipeline.explanation import Explanation, explain
@@ -22,7 +23,7 @@ from ..pipeline.operation import Request, operation_of, request_from
 from ..pipeline.request_options import RequestOptions
 from ..pipeline.verify import RunResult
 from .installed import gather, print_facts
-from .options import AsJson, Jit, jit_from, of_a_request
+from .options import AsJson, Jit, of_a_request
 from .output import heading, line, print_json
 
 BACKENDS = (*plans.BACKENDS, "reference")
@@ -33,7 +34,7 @@ def explain_command(request: Request, *, jit: Jit = "", as_json: AsJson = False)
     """Which kernel a request gets and why; where there is none, the nearest one and what would add it."""
     if request.arch is None and not devices.available():
         raise typer.BadParameter(f"needed, since there is no GPU ({devices.problem()})", param_hint="--arch")
-    explanation = explain(request, jit=jit_from(jit))
+    explanation = explain(request, jit=kernels.policy(jit) if jit else None)
     if as_json:
         print_json(explanation.to_dict())
     else:
@@ -53,7 +54,11 @@ def run_command(
     if backend not in BACKENDS:
         raise typer.BadParameter(f"unknown backend {backend!r}; valid: {', '.join(BACKENDS)}", param_hint="--backend")
     result = verify.run(
-        request, backend=backend, jit=jit_from(jit), seed=seed, progress=functools.partial(_tracker, request)
+        request,
+        backend=backend,
+        jit=kernels.policy(jit) if jit else None,
+        seed=seed,
+        progress=functools.partial(_tracker, request),
     )
     if as_json:
         print_json(result.to_dict())
@@ -79,9 +84,9 @@ def demo_command(*, as_json: AsJson = False) -> None:
     else:
         heading("What is installed (atomr-cutlass info)")
         print_facts(facts)
-        kernels = table.kernels()
-        heading(f"Some of its {len(kernels)} kernels (atomr-cutlass list)")
-        for info in kernels[:: max(1, len(kernels) // 4)][:4]:
+        found = table.kernels()
+        heading(f"Some of its {len(found)} kernels (atomr-cutlass list)")
+        for info in found[:: max(1, len(found) // 4)][:4]:
             line(info.name)
         heading(f"Which of them multiplies {operation_of(request).describe(request)} bf16 (atomr-cutlass explain)")
         if explained is not request:

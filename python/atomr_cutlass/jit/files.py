@@ -81,15 +81,7 @@ def prepare(folder: Path) -> None:
 
 @contextlib.contextmanager
 def failing(folder: Path, action: str) -> Iterator[None]:
-    """Turns an OSError into a CacheError with a cure.
-
-    Args:
-        folder: the cache's.
-        action: how the block uses it: "read", "written", "locked".
-
-    Raises:
-        CacheError: an OSError within.
-    """
+    """Turns an OSError of a block, by which the folder is `action`, such as "read", into a CacheError with a cure."""
     try:
         yield
     except OSError as error:
@@ -106,11 +98,6 @@ def _require_safe(folder: Path, status: os.stat_result) -> None:
             f"{folder} {reason}, so no kernel is taken from it or put into it: chmod go-w it if it is yours and you "
             f"trust what is in it, or name another folder in {FOLDER_VARIABLE}"
         )
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Files
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def objection(status: os.stat_result, *, folder: bool = False) -> str:
@@ -192,13 +179,9 @@ def touch(path: Path, status: os.stat_result) -> None:
 
 
 def write(path: Path, content: bytes, temporary: Path, *, mode: int = 0o600) -> None:
-    """Writes a file of which readers see all or nothing. A link is replaced, not followed.
+    """Writes a file of which readers see all or nothing, by way of a temporary folder of the same file system.
 
-    Args:
-        path: the file.
-        content: its new content.
-        temporary: a folder of the same file system.
-        mode: the file's permissions.
+    A link is replaced, not followed.
 
     Raises:
         OSError: it cannot be written; then nothing is left of it.

@@ -31,12 +31,9 @@ _owners: weakref.WeakKeyDictionary[Any, dict[str, Callable[[], Any]]] = weakref.
 
 
 def renewed(owner: Any, name: str, make: Callable[[], T]) -> T:
-    """Makes what an object or a module has under a name; in a forked child it has one that is made anew.
+    """Makes a lock, or what goes with one, that an object or module has under a name: a forked child has a new one.
 
-    Args:
-        owner: the object, or a module.
-        name: of the attribute, to which the caller assigns what is returned.
-        make: makes a lock, or whatever goes with one.
+    The caller assigns it to that name.
     """
     _owners.setdefault(owner, {})[name] = make
     return make()
@@ -118,11 +115,7 @@ class Lock(NamedTuple):
 
 @contextlib.contextmanager
 def hold(path: Path, patience: float) -> Iterator[None]:
-    """Holds a lock.
-
-    Args:
-        path: its file, which is there only while somebody holds it.
-        patience: how many seconds to wait for it.
+    """Holds a lock, for which it waits so many seconds at most.
 
     Raises:
         OSError: it cannot be had: no such folder, no locks on that file system, or (TimeoutError) no end of waiting.

@@ -27,10 +27,7 @@ _bar: Progress | None = None
 def announced(name: str, seconds: float, folder: Callable[[], Path]) -> Iterator[None]:
     """Says that a kernel is being compiled if the block takes longer than a second, unless ATOMR_CUTLASS_QUIET is set.
 
-    Args:
-        name: of the kernel.
-        seconds: how long its compilation takes, about.
-        folder: finds the folder of the cache.
+    `seconds` is how long that takes, about; `folder` finds the folder of the cache.
     """
     if os.environ.get(QUIET_VARIABLE, "0") != "0":
         yield

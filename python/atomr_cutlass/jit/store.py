@@ -108,11 +108,9 @@ class KernelStore:
 
     def get(self, digest: bytes) -> bytes | None:
         """The kernel of this key, or None; an entry that is damaged or unsafe counts as absent."""
-        try:
+        with self._optional():
             return self._read(digest)
-        except CacheError as error:
-            self._warn(error)
-            return None
+        return None
 
     def obtain(
         self,
@@ -155,7 +153,9 @@ class KernelStore:
             try:
                 kernel = make()
             except CompileError as error:
-                self._remember(digest, fingerprint, error)
+                with self._optional(), files.failing(self.folder, "written"):
+                    files.prepare(self.folder)
+                    self._failures.remember(digest, fingerprint, error)
                 raise
             self._publish(digest, kernel, info, time.perf_counter() - start)
         return kernel, "compiled"
@@ -174,10 +174,7 @@ class KernelStore:
         return sorted(found, key=lambda entry: (str(entry.info.get("name", "")), entry.digest))
 
     def verify(self, track: Track = iter) -> Verification:
-        """Reads every entry whole and moves those that are damaged or unsafe to the quarantine.
-
-        Args:
-            track: shows how far it has come.
+        """Reads every entry whole, as `track` shows; moves those that are damaged or unsafe to the quarantine.
 
         Raises:
             CacheError: the folder is unsafe or cannot be read.
@@ -220,10 +217,6 @@ class KernelStore:
             self._tidy(everything=everything)
         return pruning
 
-    # ------------------------------------------------------------------------------------------------------------------
-    # Entries
-    # ------------------------------------------------------------------------------------------------------------------
-
     def _read(self, digest: bytes) -> bytes | None:
         if not files.is_there(self.folder):
             return None
@@ -251,16 +244,13 @@ class KernelStore:
     def _publish(self, digest: bytes, kernel: bytes, info: Mapping[str, str | float | int], seconds: float) -> None:
         header = frames.Header(digest.hex(), dict(info), seconds=round(seconds, 3), made=time.time())
         path = self._path(digest)
-        try:
+        with self._optional(), files.failing(self.folder, "written"):
             files.prepare(self.folder)
-            with files.failing(self.folder, "written"):
-                path.parent.mkdir(mode=0o700, exist_ok=True)
-                files.write(path, frames.pack(header, kernel), self.folder / "tmp")
-                with contextlib.suppress(FileNotFoundError):
-                    files.touch(path, path.lstat())
-                self._evict(self.max_bytes)
-        except CacheError as error:
-            self._warn(error)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            files.write(path, frames.pack(header, kernel), self.folder / "tmp")
+            with contextlib.suppress(FileNotFoundError):
+                files.touch(path, path.lstat())
+            self._evict(self.max_bytes)
 
     def _path(self, digest: bytes) -> Path:
         name = _name(digest)
@@ -328,18 +318,6 @@ class KernelStore:
                 if abs(time.time() - path.lstat().st_mtime) > _STALE_SECONDS:
                     files.remove(path)
 
-    # ------------------------------------------------------------------------------------------------------------------
-    # Around a compile
-    # ------------------------------------------------------------------------------------------------------------------
-
-    def _remember(self, digest: bytes, fingerprint: str, error: CompileError) -> None:
-        try:
-            files.prepare(self.folder)
-            with files.failing(self.folder, "written"):
-                self._failures.remember(digest, fingerprint, error)
-        except CacheError as problem:
-            self._warn(problem)
-
     def _remembered(self, digest: bytes, fingerprint: str) -> CompileError | None:
         try:
             return self._failures.recall(digest, fingerprint) if files.is_there(self.folder) else None
@@ -348,21 +326,23 @@ class KernelStore:
 
     @contextlib.contextmanager
     def _alone(self, digest: bytes) -> Iterator[None]:
-        """Keeps other threads and processes from making the same kernel; where that cannot be, warns and goes on."""
+        """Keeps other threads and processes from making the same kernel, where that can be."""
         with contextlib.ExitStack() as stack:
-            try:
+            with self._optional(), files.failing(self.folder, "locked"):
                 files.prepare(self.folder)
-                with files.failing(self.folder, "locked"):
-                    stack.enter_context(locks.hold(self.folder / "locks" / _name(digest), LOCK_SECONDS))
-            except CacheError as error:
-                self._warn(error)
+                stack.enter_context(locks.hold(self.folder / "locks" / _name(digest), LOCK_SECONDS))
             yield
 
-    def _warn(self, error: CacheError) -> None:
-        # Of what follows from the same cause (first it cannot be locked, then it cannot be written), one is enough.
-        if self.folder not in _warned:
-            _warned.add(self.folder)
-            warnings.warn(f"going on without a kernel cache: {error}", RuntimeWarning, stacklevel=4)
+    @contextlib.contextmanager
+    def _optional(self) -> Iterator[None]:
+        """A block that needs the cache; where it cannot be used, warns and goes on behind the block."""
+        try:
+            yield
+        except CacheError as error:
+            # Of what follows from the same cause (first it cannot be locked, then it cannot be written), one is enough.
+            if self.folder not in _warned:
+                _warned.add(self.folder)
+                warnings.warn(f"going on without a kernel cache: {error}", RuntimeWarning, stacklevel=5)
 
 
 _warned: set[Path] = set()

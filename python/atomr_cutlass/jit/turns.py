@@ -32,14 +32,10 @@ _PAUSE_SECONDS = 0.1
 
 
 def wait(check: Callable[[], None]) -> locks.Lock | None:
-    """The next turn, a lock; waits for it. One is always to be had, however little memory there is.
+    """The next turn, a lock; waits for it, and meanwhile calls `check`, which may raise.
 
-    Args:
-        check: called meanwhile; may raise.
-
-    Returns:
-        The turn; None, with a warning, where all are held by processes that do not end, stopped ones say, or where
-        locks cannot be had.
+    One is always to be had, however little memory there is. None, with a warning, where all are held by processes that
+    do not end, stopped ones say, or where locks cannot be had.
     """
     seen: object = None
     deadline = 0.0

@@ -9,11 +9,11 @@ import platform
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -36,6 +36,8 @@ from ..pipeline.devices import Device
 from ..pipeline.verification import verification
 from .options import TARGETS, AsJson
 from .output import complain, heading, line, print_json, size_text
+
+T = TypeVar("T")
 
 PACKAGE = Path(_core.__file__).parent
 RUN_TIME = "compiling kernels at run time"
@@ -156,11 +158,6 @@ def print_kernels(kernels: list[KernelInfo]) -> None:
     console.print(f"{len(kernels)} kernels", highlight=False)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Facts
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def gather() -> dict[str, Any]:
     """Looks at the installation; starts the driver and NVRTC, but allocates nothing on a GPU and writes nothing.
 
@@ -174,12 +171,17 @@ def gather() -> dict[str, Any]:
     kernels = table.kernels()
     problem = devices.problem()
     gpus = [] if problem else [_gpu(devices.get(i), kernels) for i in range(_core.device_count())]
-    nvcc, nvcc_problem = _nvcc()
-    tools, jit_problem = _jit_tools(0 if problem else _core.driver_version() // 1000)
-    policy, policy_problem = _policy()
+    nvcc, nvcc_problem = _tried("nvcc", _nvcc)
+    tools, jit_problem = _tried("NVRTC", jit_toolchain.toolchain)
+    policy, policy_problem = _tried("compilation", jit_kernels.policy)
     cache, headers = _cache(), _headers()
+    driver = 0 if problem else _core.driver_version() // 1000
+    if tools and 0 < driver < tools.version[0]:
+        version = ".".join(map(str, tools.version))
+        cuda = f"CUDA {tools.version[0]}, which this driver (CUDA {driver}) is too old for"
+        jit_problem = f"NVRTC {version} compiles for {cuda}"
     # The error names either extra; here the driver has been asked which one it is.
-    extra = "cu12" if not problem and _core.driver_version() < 13000 else "cu13"
+    extra = "cu12" if 0 < driver < 13 else "cu13"
     missing = [
         (problem, "computing on a GPU; until then gemm runs the NumPy reference", _driver_cure(problem)),
         *_missing_kernels(kernels, gpus, compiling=not jit_problem and policy != "off"),
@@ -196,10 +198,7 @@ def gather() -> dict[str, Any]:
         ),
         (policy_problem, RUN_TIME, f"correct {jit_kernels.POLICY_VARIABLE}"),
         (cache["problem"], "keeping compiled kernels for other processes", f"export {FOLDER_VARIABLE}=ANOTHER_FOLDER"),
-        *(
-            (pack_problem, "the kernels of that pack", _pack_cure(pack_problem))
-            for pack_problem in table.pack_problems()
-        ),
+        *((text, "the kernels of that pack", _pack_cure(text)) for text in table.pack_problems()),
         (nvcc_problem, "building kernels", "unset ATOMR_CUTLASS_NVCC"),
     ]
     counts = sorted(Counter((info.key.op, info.key.generation, info.key.arch.value) for info in kernels).items())
@@ -253,39 +252,25 @@ def _driver() -> str:
     return cuda if version == cuda else f"{version} ({cuda})"
 
 
-def _nvcc() -> tuple[dict[str, str] | None, str]:
-    """(the nvcc that a build would take, why that cannot be said)."""
+def _tried(name: str, find: Callable[[], T]) -> tuple[T | None, str]:
+    """(what is found, why there is nothing)."""
     try:
-        nvcc = toolchain.system_nvcc()
-    except toolchain.ToolchainError as error:
+        return find(), ""
+    except (CutlassError, toolchain.ToolchainError) as error:
         return None, str(error)
+    # A half-installed part fails in more ways than the package foresees.
+    except Exception as error:  # noqa: BLE001
+        return None, f"{name} cannot be used: {error}"
+
+
+def _nvcc() -> dict[str, str] | None:
+    """The nvcc that a build would take."""
+    nvcc = toolchain.system_nvcc()
     if nvcc is None:
         root = toolchain.pypi_toolkit()
         nvcc = root / "bin" / "nvcc" if root else None
     version = toolchain.nvcc_version(nvcc) if nvcc else None
-    return (_tool(".".join(map(str, version)), nvcc) if nvcc and version else None), ""
-
-
-def _jit_tools(driver: int) -> tuple[Toolchain | None, str]:
-    """(what kernels are compiled with at run time, why they cannot be).
-
-    Args:
-        driver: the CUDA major version that the driver knows; 0 without a driver.
-    """
-    try:
-        tools = jit_toolchain.toolchain()
-    except CutlassError as error:
-        return None, str(error)
-    # A half-installed part fails in more ways than the package foresees.
-    except Exception as error:  # noqa: BLE001
-        return None, f"NVRTC cannot be used: {error}"
-    if 0 < driver < tools.version[0]:
-        version = ".".join(map(str, tools.version))
-        return (
-            tools,
-            f"NVRTC {version} compiles for CUDA {tools.version[0]}, which this driver (CUDA {driver}) is too old for",
-        )
-    return tools, ""
+    return _tool(".".join(map(str, version)), nvcc) if nvcc and version else None
 
 
 def _cuda_headers(tools: Toolchain | None) -> dict[str, str] | None:
@@ -294,14 +279,6 @@ def _cuda_headers(tools: Toolchain | None) -> dict[str, str] | None:
         if found:
             return _tool(f"{found[0]}.{found[1]}", folder)
     return None
-
-
-def _policy() -> tuple[str | None, str]:
-    """(the policy in force, why there is none)."""
-    try:
-        return jit_kernels.policy(), ""
-    except CutlassError as error:
-        return None, str(error)
 
 
 def _cache() -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +152,7 @@ class CutlassActor:
             self.dispatched += 1
         reply = msg.request.reply if isinstance(msg, Run) else None
         try:
-            work = Work(lambda: None) if self.poisoned else self._serve(msg)
+            work = Work(lambda: None) if self.poisoned else copy_context().run(self._serve, msg)
         except BaseException as error:  # noqa: BLE001 - the answer
             work = _failed(error)
         return Work(lambda: settled(reply, lambda: self._answer(work)), work.stream)
@@ -190,30 +190,22 @@ class CutlassActor:
             self._bindings.pop(key, None)
 
     def _serve(self, msg: Any) -> Work:
-        with self._told_of(msg):
-            if isinstance(msg, Refit):
-                return self._refit(msg.msg)
-            if isinstance(msg, Compute):
-                if msg.operands is None:
-                    made = self._render(msg.request)
-                    return Work(lambda: made)
-                self._refuse_if_mock()
-                return self._compute(msg.request, msg.imported)
-            if isinstance(msg, Run):
-                self._refuse_if_mock()
-                return self._call(msg)
+        """Launches the work of a message; in a context of its own, which compilations and their errors look at."""
+        kernels.called_from.set(getattr(msg, "made_at", ""))
+        if self._compile_sink is not None:
+            kernels.compile_sink.set(self._show)
+        if isinstance(msg, Refit):
+            return self._refit(msg.msg)
+        if isinstance(msg, Compute) and msg.operands is None:
+            made = self._render(msg.request)
+            return Work(lambda: made)
+        if isinstance(msg, (Compute, Run)) and self.mock:
+            raise LibraryError("mock", "operands need a GPU, which this actor does without: leave them out")
+        if isinstance(msg, Compute):
+            return self._compute(msg.request, msg.imported)
+        if isinstance(msg, Run):
+            return self._call(msg)
         raise InvalidOperandError(f"msg is a {type(msg).__name__}; expected a CutlassMsg, such as CutlassMsg.Gemm")
-
-    @contextlib.contextmanager
-    def _told_of(self, msg: Any) -> Iterator[None]:
-        """Passes the block's compilations to the compile sink, and has its errors say where the message was made."""
-        sink = kernels.compile_sink.set(self._show if self._compile_sink is not None else kernels.compile_sink.get())
-        site = kernels.called_from.set(getattr(msg, "made_at", ""))
-        try:
-            yield
-        finally:
-            kernels.called_from.reset(site)
-            kernels.compile_sink.reset(sink)
 
     def _show(self, source: str, name: str) -> None:
         if self._compile_sink is not None:
@@ -221,10 +213,6 @@ class CutlassActor:
                 self._compile_sink(source, name)
             except Exception as error:  # noqa: BLE001 - whatever the caller's sink does
                 _warn(f"the compile sink failed on {name}: {error!r}")
-
-    def _refuse_if_mock(self) -> None:
-        if self.mock:
-            raise LibraryError("mock", "operands need a GPU, which this actor does without: leave them out")
 
     # Without operands
 

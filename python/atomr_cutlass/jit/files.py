@@ -39,11 +39,16 @@ def default_folder() -> Path:
         return folder
     # Relative where there is no home. Among the temporary files others may have made it first, and then it is not used.
     try:
-        return Path(tempfile.gettempdir(), f"atomr_cutlass-{os.geteuid()}")
+        return temporary_folder()
     except FileNotFoundError as error:
         raise CacheError(
             f"there is no home and no folder for temporary files: {error.strerror}; name a folder in {FOLDER_VARIABLE}"
         ) from error
+
+
+def temporary_folder() -> Path:
+    """A folder of this user among the temporary files; FileNotFoundError where there is no place for them."""
+    return Path(tempfile.gettempdir(), f"atomr_cutlass-{os.geteuid()}")
 
 
 def is_there(folder: Path) -> bool:

@@ -7,16 +7,15 @@ that process ends, and not before: a compiler whose caller was killed still take
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import CacheError
 from ..generator import machine
 from . import locks
-from .files import default_folder, failing, prepare
+from .files import default_folder, failing, prepare, temporary_folder
 
 COMPILE_BYTES = 2 << 30
 """Memory of one compiler process: sm90 kernels take 1.9 GB, their companions and kernels of sm80 half of it or less."""
@@ -58,10 +57,12 @@ def wait(check: Callable[[], None]) -> locks.Lock | None:
 
 def _take(limit: int) -> tuple[list[Path], locks.Lock | None]:
     """The files of the turns, none where locks cannot be had; and one of them, if it is free."""
-    for folder in _folders():
-        # Of a folder that several machines share, each counts its own.
-        paths = [folder / "locks" / f"{os.uname().nodename}-compiler-{number}" for number in range(limit)]
+    # In the cache, else, where that is read-only or unsafe, among the temporary files.
+    for find in (default_folder, temporary_folder):
         try:
+            folder = find()
+            # Of a folder that several machines share, each counts its own.
+            paths = [folder / "locks" / f"{os.uname().nodename}-compiler-{number}" for number in range(limit)]
             prepare(folder)
             with failing(folder, "locked"):
                 for path in paths:
@@ -69,20 +70,10 @@ def _take(limit: int) -> tuple[list[Path], locks.Lock | None]:
                     if turn is not None:
                         os.utime(turn.descriptor)
                         return paths, turn
-        except CacheError:
+        except (CacheError, FileNotFoundError):
             continue
         return paths, None
     return [], None
-
-
-def _folders() -> Iterator[Path]:
-    """Where locks may be had: in the cache, else, where that is read-only or unsafe, among the temporary files."""
-    for find in (default_folder, lambda: Path(tempfile.gettempdir(), f"atomr_cutlass-{os.geteuid()}")):
-        try:
-            folder = find()
-        except (CacheError, FileNotFoundError):
-            continue
-        yield folder
 
 
 def _identity(path: Path) -> object:

@@ -44,7 +44,8 @@ class KeyedLocks:
 
     def __init__(self) -> None:
         self._lock = renewed(self, "_lock", threading.Lock)
-        self._held: dict[Hashable, list[Any]] = renewed(self, "_held", dict)  # key -> [lock, users]
+        # A lock is there as long as somebody holds it or waits for it.
+        self._locks: weakref.WeakValueDictionary[Hashable, Any] = renewed(self, "_locks", weakref.WeakValueDictionary)
 
     @contextlib.contextmanager
     def hold(self, key: Hashable) -> Iterator[None]:
@@ -54,16 +55,9 @@ class KeyedLocks:
         except TypeError:
             raise InvalidOperandError(f"key is {shown(key)}; expected something that has a hash") from None
         with self._lock:
-            entry = self._held.setdefault(key, [threading.RLock(), 0])
-            entry[1] += 1
-        try:
-            with entry[0]:
-                yield
-        finally:
-            with self._lock:
-                entry[1] -= 1
-                if entry[1] == 0:
-                    self._held.pop(key, None)
+            lock = self._locks.setdefault(key, threading.RLock())
+        with lock:
+            yield
 
 
 # ----------------------------------------------------------------------------------------------------------------------

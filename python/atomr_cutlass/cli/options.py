@@ -40,22 +40,19 @@ def of_a_request(extent: int) -> Callable[[Callable[..., None]], Callable[..., N
             values = {name: given.pop(name) for name in options}
             command(request_from(op, RequestOptions(extent, values)), **given)
 
-        own = list(inspect.signature(command).parameters.values())[1:]
+        names = list(planned_operations())
+        op = Option("op", f"Operation: {', '.join(names)}.", names[0])
         hints = get_type_hints(command, include_extras=True)
-        names = ", ".join(planned_operations())
-        kinds: dict[str, tuple[Any, Any]] = {
-            "op": (Annotated[str, typer.Option(help=f"Operation: {names}.")], next(iter(planned_operations()))),
-            **{name: _parameter(option, text) for name, (option, text) in options.items()},
-            **{parameter.name: (hints[parameter.name], parameter.default) for parameter in own},
-        }
+        parameters = [
+            *(_parameter(option, text) for option, text in [(op, op.help), *options.values()]),
+            *(
+                parameter.replace(annotation=hints[parameter.name])
+                for parameter in list(inspect.signature(command).parameters.values())[1:]
+            ),
+        ]
         with_options.__doc__ = command.__doc__
-        with_options.__annotations__ = {name: kind for name, (kind, _) in kinds.items()}
-        with_options.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [
-                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-                for name, (kind, default) in kinds.items()
-            ]
-        )
+        with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return with_options
 
     return decorate
@@ -76,8 +73,8 @@ def request_options() -> dict[str, tuple[Option, str]]:
     return {name: (option, shown[name]) for name, option in options.items()}
 
 
-def _parameter(option: Option, text: str) -> tuple[Any, Any]:
-    """(annotation, default) of a command's parameter."""
-    if option.default is None:
-        return Annotated[int | None, typer.Option(option.flag, min=option.least, help=text)], None
-    return Annotated[type(option.default), typer.Option(option.flag, help=text)], option.default
+def _parameter(option: Option, text: str) -> inspect.Parameter:
+    """A command's parameter."""
+    kind, least = (int | None, option.least) if option.default is None else (type(option.default), None)
+    annotation = Annotated[kind, typer.Option(option.flag, min=least, help=text)]  # type: ignore[valid-type]
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=annotation)

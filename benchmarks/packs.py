@@ -22,7 +22,7 @@ from atomr_cutlass import SmArch
 from atomr_cutlass.generator import key_file
 from atomr_cutlass.generator import machine as cores
 from atomr_cutlass.generator.matrix import PRESETS, expand
-from atomr_cutlass.jit.folder import FOLDER_VARIABLE
+from atomr_cutlass.jit.files import FOLDER_VARIABLE
 from atomr_cutlass.jit.toolchain import toolchain
 
 BUILD = """

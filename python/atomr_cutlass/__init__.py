@@ -57,9 +57,8 @@ if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from .pipeline.request import GemmEpilogue
     from .pipeline.tune import load_tuning, tune
     from .pipeline.tuning import TuneRecord
-    from .serving.actor import CutlassActor
+    from .serving.actor import CutlassActor, CutlassProps, mock_props, props
     from .serving.messages import CutlassMsg, RefitMsg
-    from .serving.props import CutlassProps, mock_props, props
     from .serving.supervisor import exit_for_restart, supervise
 
 __all__ = [
@@ -143,7 +142,7 @@ __all__ = [
 _DEFERRED = {
     "jit.kernels": ("freeze",),
     "jit.record": ("record",),
-    "serving.actor": ("CutlassActor",),
+    "serving.actor": ("CutlassActor", "CutlassProps", "mock_props", "props"),
     "pipeline.bindings": ("BoundPlan",),
     "ops.conv2d.function": ("conv2d", "conv2d_dgrad", "conv2d_wgrad"),
     "epilogue": ("EvtBuilder", "epilogue"),
@@ -156,7 +155,6 @@ _DEFERRED = {
     "ops.matmul.request": ("HeuristicKey", "MatmulRequest", "ScaleSet"),
     "pipeline.heuristic": ("HeuristicCache", "heuristics"),
     "serving.messages": ("CutlassMsg", "RefitMsg"),
-    "serving.props": ("CutlassProps", "mock_props", "props"),
     "pipeline.planner": ("plan",),
     "pipeline.tune": ("load_tuning", "tune"),
     "pipeline.tuning": ("TuneRecord",),

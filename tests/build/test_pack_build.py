@@ -23,7 +23,7 @@ from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.toolchain import system_nvcc
 from atomr_cutlass.jit import kernels
-from atomr_cutlass.jit.folder import FOLDER_VARIABLE
+from atomr_cutlass.jit.files import FOLDER_VARIABLE
 from atomr_cutlass.jit.store import KernelStore
 from atomr_cutlass.jit.toolchain import toolchain
 from atomr_cutlass.pipeline import pack, pack_build

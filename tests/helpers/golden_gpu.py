@@ -33,7 +33,7 @@ import fake_pack
 import fake_table
 from atomr_cutlass import SmArch, _core
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.jit import kernels, keyed_locks
+from atomr_cutlass.jit import kernels, locks
 from atomr_cutlass.jit.compiler import Images
 from atomr_cutlass.jit.toolchain import Toolchain
 from atomr_cutlass.pipeline import devices, plan_cache, table
@@ -331,7 +331,7 @@ class Gpu:
             forgetting: whether nothing is remembered of calls before.
         """
         self._table = name
-        caches = [owner for owner in list(keyed_locks._owners) if isinstance(owner, plan_cache.PlanCache)]
+        caches = [owner for owner in list(locks._owners) if isinstance(owner, plan_cache.PlanCache)]
         for cache in (kept_plans, *caches) if forgetting else ():
             cache.clear()
         kernels._kernels.clear()

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import fake_table
 import numpy_gpu
 from atomr_cutlass import ConvShape, CutlassDtype, SmArch, _core
-from atomr_cutlass.cli import info, installed
+from atomr_cutlass.cli import installed
 from atomr_cutlass.cli.app import app
 from atomr_cutlass.errors import DeviceUnavailableError, KernelNotFoundError
 from atomr_cutlass.generator import key_file, records
@@ -121,7 +121,7 @@ def test_info_counts_the_kernels_that_run_on_each_gpu(monkeypatch: pytest.Monkey
     assert shown["arch"] == "sm_90a"
     assert shown["kernels"] >= len(native)
     assert "CUDA 12.8" in call("info")[0]
-    cures = [missing["cure"] for missing in info.gather()["missing"]]
+    cures = [missing["cure"] for missing in installed.gather()["missing"]]
     assert all("cu13" not in cure for cure in cures)
 
 
@@ -172,14 +172,14 @@ def test_info_counts_what_is_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_p
     store = KernelStore()
     for name in ("kernel_a", "kernel_b"):
         store.obtain(digest(name), lambda name=name: kernel(name, 5000), {"name": name})
-    cache = info.gather()["jit"]["cache"]
+    cache = installed.gather()["jit"]["cache"]
     assert (cache["kernels"], cache["size"]) == (2, sum(entry.size for entry in store.entries()))
 
 
 def test_info_counts_kernels_by_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = fake_table.rows_of("default", [SmArch.SM80, SmArch.SM90A])
     fake_table.install(monkeypatch, [*rows, *fake_table.rows_of("full", [SmArch.SM80])])
-    facts = info.gather()
+    facts = installed.gather()
     assert sum(row["kernels"] for row in facts["table"]) == len(table.kernels())
     for op, generation, arch, count in map(dict.values, facts["table"]):
         found = [row for row in table.kernels(op=op) if (row.key.generation, row.key.arch.value) == (generation, arch)]
@@ -202,11 +202,11 @@ def test_info_names_the_extra_that_suits_the_driver(
     monkeypatch.setattr(devices, "problem", lambda: "")
     monkeypatch.setattr(_core, "device_count", lambda: 0)
     monkeypatch.setattr(_core, "driver_version", lambda: cuda)
-    facts = info.gather()
+    facts = installed.gather()
     assert facts["nvrtc"] is None
     assert facts["cuda_headers"] is None
     assert facts["jit"]["problem"]
-    (missing,) = [m for m in facts["missing"] if m["for"] == info.RUN_TIME]
+    (missing,) = [m for m in facts["missing"] if m["for"] == installed.RUN_TIME]
     assert facts["jit"]["problem"].startswith(missing["what"])
     assert "pip install" not in missing["what"]
     assert missing["cure"] == f"pip install 'atomr-cutlass[{extra}]'"
@@ -220,18 +220,18 @@ def test_info_finds_an_nvrtc_that_is_newer_than_the_driver(monkeypatch: pytest.M
     monkeypatch.setattr(devices, "problem", lambda: "")
     monkeypatch.setattr(_core, "device_count", lambda: 0)
     monkeypatch.setattr(_core, "driver_version", lambda: 1000 * (major - 1))
-    facts = info.gather()
+    facts = installed.gather()
     assert f"which this driver (CUDA {major - 1}) is too old for" in facts["jit"]["problem"]
     assert facts["jit"]["problem"] in {missing["what"] for missing in facts["missing"]}
     monkeypatch.setattr(_core, "driver_version", lambda: 1000 * major)
-    assert info.gather()["jit"]["problem"] == ""
+    assert installed.gather()["jit"]["problem"] == ""
 
 
 def test_info_survives_a_wrong_policy_and_an_unsafe_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     monkeypatch.setenv("ATOMR_CUTLASS_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("ATOMR_CUTLASS_JIT", "sometimes")
-    facts = info.gather()
+    facts = installed.gather()
     assert facts["jit"]["policy"] is None
     assert "writable by other users" in facts["jit"]["cache"]["problem"]
     cures = [missing["cure"] for missing in facts["missing"]]
@@ -241,7 +241,7 @@ def test_info_survives_a_wrong_policy_and_an_unsafe_cache(monkeypatch: pytest.Mo
     assert "ATOMR_CUTLASS_JIT names no policy" in said
     assert f"cache      not used: {tmp_path} is writable by other users" in said
     monkeypatch.setenv("ATOMR_CUTLASS_CACHE_DIR", "~nobody-of-this-name/cache")
-    assert "home directory" in info.gather()["jit"]["cache"]["problem"]
+    assert "home directory" in installed.gather()["jit"]["cache"]["problem"]
     monkeypatch.setenv("ATOMR_CUTLASS_JIT", "off")
     assert "JIT        off: nothing is compiled\n" in call("info")[0]
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from atomr_cutlass.cli.app import app
-from atomr_cutlass.jit.folder import FOLDER_VARIABLE
+from atomr_cutlass.jit.files import FOLDER_VARIABLE
 from atomr_cutlass.jit.store import KernelStore
 from store_process import digest, kernel
 

@@ -15,7 +15,7 @@ from atomr_cutlass.generator import variables
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.matrix import ARCHS, OPS, PRESETS, cells
-from atomr_cutlass.jit.folder import SUBFOLDERS
+from atomr_cutlass.jit.files import SUBFOLDERS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -23,13 +23,13 @@ GENERATOR = ROOT / "generator"
 LAYERS = (
     ("generator", "_core", "cli.output"),
     ("errors", "arrays.symbols", "pipeline.candidate"),
-    ("checks", "arrays.cuda_array_interface", "arrays.layouts", "arrays.numerics", "arrays.views", "jit.keyed_locks",
+    ("checks", "arrays.cuda_array_interface", "arrays.layouts", "arrays.numerics", "arrays.views", "jit.locks",
      "pipeline.call_options", "pipeline.devices", "pipeline.pack", "pipeline.problem", "pipeline.reduction",
      "pipeline.request_options", "pipeline.tuning"),
     ("arrays.frameworks", "epilogue", "epilogue.bound", "jit", "ops.conv2d.geometry", "ops.quantize.reference",
      "pipeline.clock", "pipeline.estimate", "pipeline.plan_cache", "pipeline.search", "pipeline.table",
      "reference.parts", "serving.supervisor"),
-    ("arrays.operands", "cli.info", "ops.grouped_gemm.problem",
+    ("arrays.operands", "ops.grouped_gemm.problem",
      "pipeline.heuristic", "pipeline.operand_table", "pipeline.plan", "pipeline.rosters", "pipeline.verification",
      "reference.scales", "reference.tolerance", "reference.tree"),
     ("arrays.arguments", "arrays.fp4", "epilogue.fused_operands", "ops.conv2d.problem", "ops.conv2d.reference",
@@ -39,7 +39,7 @@ LAYERS = (
     ("cli.options", "epilogue.results", "ops.gemm.divided", "ops.gemm.scaled",
      "ops.gemm.search", "ops.gemm.transposed", "ops.grouped_gemm.kernels", "ops.grouped_gemm.reference",
      "ops.quantize.operation", "pipeline.invocation", "pipeline.pack_nvcc", "pipeline.request", "reference"),
-    ("cli.cache", "cli.epilogue", "cli.installed", "cli.packs", "epilogue.bind", "ops.gemm.kernels",
+    ("cli.cache", "cli.installed", "cli.packs", "epilogue.bind", "ops.gemm.kernels",
      "ops.gemv.problem", "ops.grouped_gemm.arguments", "pipeline.bindings", "pipeline.call", "pipeline.explanation",
      "pipeline.probe", "pipeline.profiler_csv"),
     ("epilogue.validate",),
@@ -47,11 +47,11 @@ LAYERS = (
     ("ops.conv2d.kernels", "ops.gemm.plans", "ops.grouped_gemm.plans", "ops.product", "ops.quantize.function",
      "pipeline.planner", "serving.in_flight", "serving.messages"),
     ("pipeline.verify", "serving.mailbox"),
-    ("cli.requests", "ops.conv2d.plans", "ops.gemm.arguments", "ops.gemm.request",
+    ("ops.conv2d.plans", "ops.gemm.arguments", "ops.gemm.request",
      "ops.grouped_gemm.function", "ops.gemv.kernels", "pipeline.tune", "serving.actor"),
-    ("cli.tune", "ops.conv2d.function", "ops.conv2d.request",
+    ("cli.requests", "ops.conv2d.function", "ops.conv2d.request",
      "ops.gated_gemm.request", "ops.gemm.function", "ops.gemm.operation", "ops.gemm.probe", "ops.gemv.function",
-     "ops.gemv.request", "ops.grouped_gemm.request", "ops.matmul", "serving.props"),
+     "ops.gemv.request", "ops.grouped_gemm.request", "ops.matmul"),
     ("cli.app", "ops.conv2d.operation", "ops.conv2d.probe", "ops.gated_gemm.function", "ops.gated_gemm.operation",
      "ops.gated_gemm.probe",
      "ops.gemv.operation", "ops.gemv.probe", "ops.grouped_gemm.operation", "ops.grouped_gemm.probe"),
@@ -79,11 +79,10 @@ GENERATOR_LAYER = {module: depth for depth, modules in enumerate(GENERATOR_LAYER
 
 # Within the folder `jit`, whose modules take only this from below it:
 JIT_LAYERS = (
-    ("__init__", "keyed_locks", "progress"),
-    ("files", "frames", "limits", "locks", "worker"),
-    ("failures", "folder", "toolchain"),
-    ("record", "store", "turns", "validations"),
-    ("compiler",),
+    ("__init__", "locks", "progress"),
+    ("files", "frames", "worker"),
+    ("failures", "record", "toolchain", "turns", "validations"),
+    ("compiler", "store"),
     ("kernels",),
 )
 JIT_LAYER = {module: depth for depth, modules in enumerate(JIT_LAYERS) for module in modules}
@@ -327,7 +326,7 @@ DEFERRED = {
     "epilogue.validate", "ops.conv2d.function", "ops.conv2d.request", "ops.gated_gemm.function", "ops.gemm.request",
     "ops.grouped_gemm.function", "ops.grouped_gemm.request", "ops.matmul.function", "ops.quantize.function",
     "pipeline.bindings", "pipeline.explanation", "pipeline.pack", "pipeline.planner", "reference", "serving.actor",
-    "serving.in_flight", "serving.mailbox", "serving.messages", "serving.props", "serving.supervisor",
+    "serving.in_flight", "serving.mailbox", "serving.messages", "serving.supervisor",
 }  # fmt: skip
 
 

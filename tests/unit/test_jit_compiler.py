@@ -31,7 +31,7 @@ from atomr_cutlass.generator import headers
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.jit import compiler, kernels, store, toolchain, worker
 from atomr_cutlass.jit.compiler import Images, Unit
-from atomr_cutlass.jit.folder import FOLDER_VARIABLE
+from atomr_cutlass.jit.files import FOLDER_VARIABLE
 from atomr_cutlass.jit.store import KernelStore
 from atomr_cutlass.jit.toolchain import Toolchain
 from atomr_cutlass.pipeline import devices

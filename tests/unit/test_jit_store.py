@@ -31,8 +31,7 @@ from atomr_cutlass.jit import frames, kernels, locks
 from atomr_cutlass.jit import store as store_module
 from atomr_cutlass.jit.compiler import Images, Unit
 from atomr_cutlass.jit.failures import FAILURE_SECONDS
-from atomr_cutlass.jit.files import remove
-from atomr_cutlass.jit.folder import FOLDER_VARIABLE, SUBFOLDERS
+from atomr_cutlass.jit.files import FOLDER_VARIABLE, SUBFOLDERS, remove
 from atomr_cutlass.jit.store import KernelStore
 from atomr_cutlass.jit.toolchain import Toolchain
 from store_process import digest, failing, kernel, maker
@@ -276,7 +275,7 @@ def test_a_lock_whose_file_is_removed_meanwhile_is_none(monkeypatch: pytest.Monk
     def after_the_holder(descriptor: int, operation: int) -> None:
         # The holder is done just after the file was opened, and just before it is locked.
         monkeypatch.setattr(fcntl, "flock", real)
-        locks.unlock(path, holder)
+        holder.unlock()
         real(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", after_the_holder)

@@ -17,8 +17,8 @@ import pytest
 from atomr_cutlass import LibraryError
 from atomr_cutlass.generator import machine
 from atomr_cutlass.jit import compiler, locks, turns, worker
-from atomr_cutlass.jit.folder import FOLDER_VARIABLE
-from atomr_cutlass.jit.turns import Turn
+from atomr_cutlass.jit.files import FOLDER_VARIABLE
+from atomr_cutlass.jit.locks import Lock
 from jit_unit import TOOLS, UNIT
 
 LIMITS = {
@@ -151,7 +151,7 @@ def test_without_a_cache_turns_are_taken_among_the_temporary_files(
 
 
 @pytest.fixture
-def turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Turn]:
+def turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Lock]:
     """The only turn that there is, held."""
     monkeypatch.setattr(machine, "cpus", lambda _=None: 1)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
@@ -159,7 +159,7 @@ def turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Turn]:
     held = turns.wait(lambda: None)
     assert held is not None
     yield held
-    held.end()
+    held.unlock()
     assert locks._descriptors == set()
 
 
@@ -179,16 +179,16 @@ def test_turns_that_do_not_end_are_waited_for_no_longer_than_a_lock(monkeypatch:
     assert len(lines(log)) == 4
 
 
-def test_a_long_queue_is_waited_for(monkeypatch: pytest.MonkeyPatch, turn: Turn) -> None:
+def test_a_long_queue_is_waited_for(monkeypatch: pytest.MonkeyPatch, turn: Lock) -> None:
     """Turns of others, each shorter than a lock is waited for, and together longer."""
     monkeypatch.setattr(turns, "LOCK_SECONDS", 1.0)
-    path = turn._path
+    path = turn.path
 
     def queue() -> None:
         for _ in range(10):
             time.sleep(0.25)
             os.utime(path)
-        turn.end()
+        turn.unlock()
 
     with ThreadPoolExecutor(1) as pool:
         ahead = pool.submit(queue)
@@ -197,7 +197,7 @@ def test_a_long_queue_is_waited_for(monkeypatch: pytest.MonkeyPatch, turn: Turn)
         assert time.monotonic() - begin > 2
         ahead.result()
     assert mine is not None
-    mine.end()
+    mine.unlock()
 
 
 def test_where_no_lock_can_be_had_compilers_run_all_the_same(
@@ -216,9 +216,9 @@ def test_where_no_lock_can_be_had_compilers_run_all_the_same(
 
 
 def test_a_compiler_that_hangs_does_not_keep_the_other_one_waiting(
-    monkeypatch: pytest.MonkeyPatch, turn: Turn, log: Path
+    monkeypatch: pytest.MonkeyPatch, turn: Lock, log: Path
 ) -> None:
-    turn.end()
+    turn.unlock()
     use(monkeypatch, log, compiling(log, 600))
     monkeypatch.setattr(compiler, "COMPILE_SECONDS", 1.0)
     with pytest.raises(LibraryError, match="did not end within 1 s"):
@@ -226,8 +226,8 @@ def test_a_compiler_that_hangs_does_not_keep_the_other_one_waiting(
     assert compiler._running == set()
 
 
-def test_a_compiler_that_cannot_be_started_leaves_its_turn(monkeypatch: pytest.MonkeyPatch, turn: Turn) -> None:
-    turn.end()
+def test_a_compiler_that_cannot_be_started_leaves_its_turn(monkeypatch: pytest.MonkeyPatch, turn: Lock) -> None:
+    turn.unlock()
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(LibraryError, match=r"cannot be started: .*No such file"):
         UNIT.compile()
@@ -235,14 +235,14 @@ def test_a_compiler_that_cannot_be_started_leaves_its_turn(monkeypatch: pytest.M
     assert locks._descriptors == set()
 
 
-def test_inside_another_program_turns_are_taken_too(monkeypatch: pytest.MonkeyPatch, turn: Turn) -> None:
+def test_inside_another_program_turns_are_taken_too(monkeypatch: pytest.MonkeyPatch, turn: Lock) -> None:
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     monkeypatch.setattr(worker, "compile_source", lambda **_: (b"image", ""))
     with ThreadPoolExecutor(1) as pool:
         made = pool.submit(UNIT.compile)
         time.sleep(0.5)
         assert not made.done()
-        turn.end()
+        turn.unlock()
         assert made.result(30).kernel == b"image"
 
 

@@ -59,7 +59,7 @@ def complaint(given: Any, request: GemmRequest = REQUEST, **options: Any) -> str
     """Why a message's operands are refused, which is said by the answer only."""
     message = CutlassMsg.Gemm(request, given, **options)
     with pytest.raises(InvalidOperandError) as caught:
-        _ = message.launch
+        _ = message.imported
     return str(caught.value)
 
 
@@ -89,9 +89,9 @@ def test_messages_are_messages() -> None:
     [
         (lambda: CutlassMsg.Gemm(CONV), "request is a ConvFwdRequest; expected a GemmRequest"),  # type: ignore[arg-type]
         (lambda: CutlassMsg.GroupedGemm(REQUEST), "expected a GroupedGemmRequest"),  # type: ignore[arg-type]
-        (lambda: CutlassMsg.Conv(None), "request is a NoneType; expected a ConvFwdRequest or ConvDgradRequest"),  # type: ignore[arg-type]
-        (lambda: CutlassMsg.Refit(b""), "msg is a bytes; expected a RefitMsg"),  # type: ignore[arg-type]
-        (lambda: RefitMsg("key", b""), "plan_key is a str; expected a PlanKey"),  # type: ignore[arg-type]
+        (lambda: CutlassMsg.Conv(None), "request is None; expected a ConvFwdRequest or ConvDgradRequest"),  # type: ignore[arg-type]
+        (lambda: CutlassMsg.Refit(b""), "msg is b''; expected a RefitMsg"),  # type: ignore[arg-type]
+        (lambda: RefitMsg("key", b""), "plan_key is 'key'; expected a PlanKey"),  # type: ignore[arg-type]
     ],
 )
 def test_messages_of_the_wrong_kind_are_not_made(make: Any, says: str) -> None:
@@ -109,7 +109,7 @@ def test_messages_of_the_wrong_kind_are_not_made(make: Any, says: str) -> None:
 def test_operands_are_a_mapping_or_a_tuple(beta: float, form: Any) -> None:
     request = GemmRequest(REQUEST.shape, dtype=D.F16, epilogue=GemmEpilogue(beta=beta))
     given = operands_of(request)
-    launch = CutlassMsg.Gemm(request, form(given)).launch
+    launch = CutlassMsg.Gemm(request, form(given)).imported
     for name in ("a", "b", "c"):
         assert launch.arrays.get(name) is given.get(name)
     assert (launch.arrays["out"].shape, launch.device, launch.stream) == ((8, 16), 0, 0)
@@ -118,25 +118,25 @@ def test_operands_are_a_mapping_or_a_tuple(beta: float, form: Any) -> None:
 
 def test_entries_of_none_are_none() -> None:
     given = operands_of(REQUEST)
-    assert "c" not in CutlassMsg.Gemm(REQUEST, {**given, "c": None}).launch.arrays
-    assert "c" not in CutlassMsg.Gemm(REQUEST, (given["a"], given["b"], None)).launch.arrays
+    assert "c" not in CutlassMsg.Gemm(REQUEST, {**given, "c": None}).imported.arrays
+    assert "c" not in CutlassMsg.Gemm(REQUEST, (given["a"], given["b"], None)).imported.arrays
 
 
 def test_the_sender_chooses_out_and_stream(gpu: FakeGpu) -> None:
     out = filled(np.float16, 8, 16)
-    launch = CutlassMsg.Gemm(REQUEST, operands_of(REQUEST), out=out, stream=77).launch
+    launch = CutlassMsg.Gemm(REQUEST, operands_of(REQUEST), out=out, stream=77).imported
     assert (launch.arrays["out"], launch.finished(), launch.stream) == (out, out, 77)
     gpu.current.stream = 5
     message = CutlassMsg.Gemm(REQUEST, operands_of(REQUEST))
     gpu.current.stream = 6
-    assert message.launch.stream == 5  # the one that was current where the message was made
+    assert message.imported.stream == 5  # the one that was current where the message was made
 
 
 def test_a_bound_operand_may_be_left_out() -> None:
     request = GemmRequest(REQUEST.shape, dtype=D.F16, binding="layer 0")
     a = operands_of(request)["a"]
-    assert list(CutlassMsg.Gemm(request, {"a": a}).launch.arrays) == ["a", "out"]
-    assert list(CutlassMsg.Gemm(request, (a,)).launch.arrays) == ["a", "out"]
+    assert list(CutlassMsg.Gemm(request, {"a": a}).imported.arrays) == ["a", "out"]
+    assert list(CutlassMsg.Gemm(request, (a,)).imported.arrays) == ["a", "out"]
     assert "operands has no b" in complaint({"a": a})
 
 
@@ -208,7 +208,7 @@ def test_column_major_results_are_the_callers() -> None:
     given = operands_of(request)
     assert "out is needed" in complaint(given, request)
     out = filled(np.float16, 8, 16, columns=True)
-    assert CutlassMsg.Gemm(request, given, out=out).launch.arrays["out"] is out
+    assert CutlassMsg.Gemm(request, given, out=out).imported.arrays["out"] is out
 
 
 def test_a_stream_is_a_stream() -> None:
@@ -219,23 +219,23 @@ def test_batches_are_outermost() -> None:
     request = GemmRequest(GemmShape(8, 16, 32, 3), dtype=D.F16, layout_b=GemmLayout.COL_MAJOR)
     given = operands_of(request)
     assert given["b"].strides == (512, 1, 32)
-    assert CutlassMsg.Gemm(request, given).launch.arrays["out"].shape == (3, 8, 16)
+    assert CutlassMsg.Gemm(request, given).imported.arrays["out"].shape == (3, 8, 16)
     assert "b has strides" in complaint({**given, "b": place(fetch(given["b"]))}, request)
 
 
 def test_strides_of_single_elements_say_nothing() -> None:
     request = GemmRequest(GemmShape(1, 16, 32), dtype=D.F16, layout_a=GemmLayout.COL_MAJOR)
-    assert CutlassMsg.Gemm(request, operands_of(REQUEST) | {"a": filled(np.float16, 1, 32)}).launch.arrays[
+    assert CutlassMsg.Gemm(request, operands_of(REQUEST) | {"a": filled(np.float16, 1, 32)}).imported.arrays[
         "a"
     ].shape == (1, 32)
 
 
 def test_arrays_of_jax_are_read_only() -> None:
     given = operands_of(REQUEST)
-    assert not CutlassMsg.Gemm(REQUEST, given).launch.arrays["a"].read_only
+    assert not CutlassMsg.Gemm(REQUEST, given).imported.arrays["a"].read_only
     kind = type("ArrayImpl", (Array,), {"__module__": "jaxlib._jax"})
     array = kind(fetch(given["a"]), device=(operands.CUDA, 0))
-    launch = CutlassMsg.Gemm(REQUEST, given | {"a": array}).launch
+    launch = CutlassMsg.Gemm(REQUEST, given | {"a": array}).imported
     a = launch.arrays["a"]
     assert (a.read_only, a.pointer, a.shape) == (True, array.pointer, (8, 32))
 
@@ -244,7 +244,7 @@ def test_an_answer_may_be_had_twice() -> None:
     message = CutlassMsg.Gemm(REQUEST, object())
     for _ in range(2):
         with pytest.raises(CutlassError):
-            _ = message.launch
+            _ = message.imported
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def test_an_answer_may_be_had_twice() -> None:
 
 def refusal(message: Any) -> str:
     with pytest.raises(CutlassError) as caught:
-        _ = message.launch
+        _ = message.imported
     return str(caught.value)
 
 
@@ -280,7 +280,7 @@ def test_arrays_come_in_the_order_of_a_plans_call(message: Any, names: list[str]
     given = operands_of(message.request)
     turned = dict(reversed(given.items()))
     for form in (turned, tuple(given.values())):
-        launch = type(message)(message.request, form).launch
+        launch = type(message)(message.request, form).imported
         assert list(launch.arrays) == names
         assert (launch.device, launch.stream) == (0, 0)
 
@@ -289,13 +289,13 @@ def test_results_of_convolutions_are_named_as_the_request_says() -> None:
     request = ConvFwdRequest(CONV.shape, dtype=D.F16, layout=ConvLayout.NCHW)
     given = operands_of(request)
     assert given["x"].shape == (1, 16, 8, 8)
-    launch = CutlassMsg.Conv(request, given).launch
+    launch = CutlassMsg.Conv(request, given).imported
     assert launch.arrays["out"].shape == launch.finished().shape == (1, 32, 6, 6)
     assert launch.finished().strides[1:] == (1, 192, 32)  # channels last in memory
     out = type(given["x"])(
         launch.finished().pointer, (1, 32, 6, 6), (1152, 1, 192, 32), D.F16.dlpack, operands.CUDA, 0, False, launch
     )
-    assert CutlassMsg.Conv(request, given, out=out).launch.finished() is out
+    assert CutlassMsg.Conv(request, given, out=out).imported.finished() is out
     assert "x has shape (1, 8, 8, 16); the request says (1, 16, 8, 8)" in refusal(
         CutlassMsg.Conv(request, operands_of(CONV))
     )
@@ -303,7 +303,7 @@ def test_results_of_convolutions_are_named_as_the_request_says() -> None:
 
 def test_lists_are_lists_of_the_requests_groups() -> None:
     given = operands_of(GROUPED)
-    launch = CutlassMsg.GroupedGemm(GROUPED, given).launch
+    launch = CutlassMsg.GroupedGemm(GROUPED, given).imported
     assert [one.shape for one in launch.finished()] == [(8, 8), (4, 8)]
     for wrong, says in (
         ({**given, "a": given["a"][0]}, "a is a Operand; expected a list, an array for each group"),
@@ -321,7 +321,7 @@ def test_strides_of_arrays_without_elements_are_the_requests() -> None:
     given = operands_of(request)
     a = given["a"][0]
     given["a"][0] = type(a)(a.pointer, a.shape, (0, 0), a.dtype, operands.CUDA, 0, False, a)  # as frameworks have them
-    launch = CutlassMsg.GroupedGemm(request, given).launch
+    launch = CutlassMsg.GroupedGemm(request, given).imported
     assert launch.arrays["a[0]"].strides == (16, 1)  # what plans compare
 
 
@@ -368,7 +368,7 @@ def test_a_tree_may_call_an_operand_c() -> None:
     tree = EvtBuilder().add_matrix("c", D.F16).build()
     request = GemmRequest(REQUEST.shape, dtype=D.F16, epilogue=GemmEpilogue(tree=tree))
     given = operands_of(request)
-    assert list(CutlassMsg.Gemm(request, given).launch.arrays) == ["a", "b", "c", "out"]
+    assert list(CutlassMsg.Gemm(request, given).imported.arrays) == ["a", "b", "c", "out"]
     assert refusal(CutlassMsg.Gemm(request, {**given, "c": None})) == "operands has no c"
 
 
@@ -382,8 +382,8 @@ def test_the_operand_that_a_binding_has_may_be_left_out(request_: Any) -> None:
     labels = operation.bound_slot(request_).labels
     rest = {name: array for name, array in given.items() if name != operation.bound}
     named = dataclasses.replace(request_, binding="layer 1")
-    sent = list(kind(named, given).launch.arrays)
-    assert list(kind(named, rest).launch.arrays) == [label for label in sent if label not in labels]
+    sent = list(kind(named, given).imported.arrays)
+    assert list(kind(named, rest).imported.arrays) == [label for label in sent if label not in labels]
     says = f"operands has no {operation.bound}: it may be left out once a request's binding has it"
     assert refusal(kind(request_, rest)) == says
 
@@ -396,7 +396,7 @@ WEIGHTS = np.arange(32 * 16).reshape(32, 16).astype(np.float16)
 
 
 def write(message: RefitMsg, target: Any) -> None:
-    (values,) = message.staged
+    (values,) = message.imported
     values.check(target, "b")
     values.copy_to(target)
 
@@ -405,7 +405,7 @@ def write(message: RefitMsg, target: Any) -> None:
 def test_bytes_in_the_operands_own_order(kind: Any) -> None:
     target = filled(np.float16, 32, 16, columns=True)
     message = RefitMsg(REQUEST.plan_key(), kind(np.ascontiguousarray(WEIGHTS.T).tobytes()))
-    (staged,) = message.staged
+    (staged,) = message.imported
     assert (staged.size, staged.stream) == (1024, 0)
     write(message, target)
     np.testing.assert_array_equal(fetch(target), WEIGHTS)

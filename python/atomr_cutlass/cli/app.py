@@ -13,12 +13,10 @@ import typer.core
 from ..errors import CutlassError, InvalidOperandError
 from ..generator.variables import ENVIRONMENT, plain
 from .cache import cache_app
-from .epilogue import epilogue_command
 from .installed import info_command, list_command
 from .output import complain
-from .packs import build_command, pack_app
-from .requests import demo_command, explain_command, run_command
-from .tune import tune_command
+from .packs import build_command, epilogue_command, pack_app
+from .requests import demo_command, explain_command, run_command, tune_command
 
 
 class _Commands(typer.core.TyperGroup):

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 import time
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import track as rich_track
 from rich.table import Table
 from rich.text import Text
 
 from ..jit.store import KernelStore
 from .options import AsJson
-from .output import complain, duration_text, line, print_json, size_text
+from .output import complain, duration_text, line, print_json, report, size_text, track
 
 cache_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -37,11 +33,11 @@ def cache_list_command(*, as_json: AsJson = False) -> None:
                 "bytes": entry.size,
                 "age_seconds": max(0.0, now - entry.made),
                 "compile_seconds": entry.seconds,
-                "path": str(entry.path),
+                "path": entry.path,
             }
             for entry in entries
         ]
-        print_json({"folder": str(store.folder), "max_bytes": store.max_bytes, "entries": rows})
+        print_json({"folder": store.folder, "max_bytes": store.max_bytes, "entries": rows})
         return
     shown = Table("name", "target", "size", "age", "compiled in", box=None, pad_edge=False)
     shown.columns[0].overflow = "fold"
@@ -64,22 +60,19 @@ def cache_list_command(*, as_json: AsJson = False) -> None:
 def cache_verify_command(*, as_json: AsJson = False) -> None:
     """Checks every checksum, moves what is damaged or unsafe to the quarantine, and ends with 1 if there was any."""
     store = KernelStore()
-    found = store.verify(_track_files)
-    if as_json:
-        damaged = [
-            {
-                "path": str(damage.path),
-                "reason": damage.reason,
-                "moved_to": str(damage.moved_to) if damage.moved_to else None,
-            }
-            for damage in found.damaged
-        ]
-        print_json({"folder": str(store.folder), "checked": found.checked, "damaged": damaged})
-    else:
-        for damage in found.damaged:
-            where = f"moved to {damage.moved_to}" if damage.moved_to else "it could not be moved; remove it"
-            line(f"{damage.path} {damage.reason}: {where}")
-        line(f"{found.checked} kernels in {store.folder}, {len(found.damaged)} of them damaged")
+    # A thousand kernels are a gigabyte, which takes seconds.
+    found = store.verify(lambda paths: track(paths, "Checking", disable=len(paths) < 500))
+    lines = [
+        f"{damage.path} {damage.reason}: "
+        + (f"moved to {damage.moved_to}" if damage.moved_to else "it could not be moved; remove it")
+        for damage in found.damaged
+    ]
+    report(
+        {"folder": store.folder, "checked": found.checked, "damaged": [vars(damage) for damage in found.damaged]},
+        *lines,
+        f"{found.checked} kernels in {store.folder}, {len(found.damaged)} of them damaged",
+        as_json=as_json,
+    )
     if found.damaged:
         raise typer.Exit(1)
 
@@ -99,13 +92,12 @@ def cache_prune_command(
     age = _amount(older_than, times, "--older-than", "a time such as 12h or 30d (units s, m, h, d, w)")
     store = KernelStore()
     done = store.prune(max_bytes=None if limit is None else int(limit), older_than=age, everything=everything)
-    if as_json:
-        print_json({"folder": str(store.folder), **dataclasses.asdict(done)})
-    else:
-        line(
-            f"{done.removed} kernels removed ({size_text(done.removed_bytes)}), "
-            f"{done.kept} kept ({size_text(done.kept_bytes)}) in {store.folder}"
-        )
+    report(
+        {"folder": store.folder, **vars(done)},
+        f"{done.removed} kernels removed ({size_text(done.removed_bytes)}), "
+        f"{done.kept} kept ({size_text(done.kept_bytes)}) in {store.folder}",
+        as_json=as_json,
+    )
 
 
 def _amount(text: str, units: dict[str, int], option: str, expected: str) -> float | None:
@@ -115,10 +107,3 @@ def _amount(text: str, units: dict[str, int], option: str, expected: str) -> flo
     if number is None or number[2] not in units:
         raise typer.BadParameter(f"{text!r} is not {expected}", param_hint=option)
     return float(number[1]) * units[number[2]]
-
-
-def _track_files(paths: list[Path]) -> Iterable[Path]:
-    # A thousand kernels are a gigabyte, which takes seconds.
-    if len(paths) < 500 or not sys.stderr.isatty():
-        return paths
-    return rich_track(paths, "Checking", console=Console(stderr=True), transient=True)

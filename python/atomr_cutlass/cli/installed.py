@@ -1,30 +1,51 @@
-"""`info` and `list`: what is installed."""
+"""`info` and `list`: facts about this installation, and cures for missing parts."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
+import platform
+import re
 import sys
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from .. import _core
+from ..errors import CacheError, CutlassError
+from ..generator import toolchain
+from ..generator.archs import SmArch
+from ..generator.dtypes import CutlassDtype
 from ..generator.matrix import OPS
 from ..jit import kernels as jit_kernels
-from ..pipeline import table
+from ..jit import toolchain as jit_toolchain
+from ..jit.files import FOLDER_VARIABLE
+from ..jit.store import MAX_BYTES, KernelStore
+from ..jit.toolchain import Toolchain
+from ..pipeline import devices, table
 from ..pipeline.candidate import KernelInfo
+from ..pipeline.devices import Device
 from ..pipeline.verification import verification
-from . import info as installation
-from .options import TARGETS, AsJson, arch_from, dtype_from
+from .options import TARGETS, AsJson
 from .output import complain, heading, line, print_json, size_text
+
+T = TypeVar("T")
+
+PACKAGE = Path(_core.__file__).parent
+RUN_TIME = "compiling kernels at run time"
 
 
 def info_command(*, as_json: AsJson = False) -> None:
     """GPUs, driver, compilers, headers, kernel cache, packs and kernels; what is missing, with the cure."""
-    facts = installation.gather()
+    facts = gather()
     if as_json:
         print_json(facts)
         return
@@ -50,8 +71,8 @@ def list_command(
         raise typer.BadParameter(f"unknown op {op!r}; valid: {', '.join(OPS)}", param_hint="--op")
     found = table.kernels(
         op=op or None,
-        dtype=dtype_from(dtype, "--dtype"),
-        arch=arch_from(arch),
+        dtype=CutlassDtype.parse(dtype) if dtype else None,
+        arch=SmArch.parse(arch) if arch else None,
         filter=name_filter or None,
     )
     if as_json:
@@ -66,7 +87,7 @@ def list_command(
         if table.kernels():
             complain("no kernel of the table matches")
         else:
-            complain(f"the table is empty; to fill it: {installation.build_command('default', '80;90a')}")
+            complain(f"the table is empty; to fill it: {build_command('default', '80;90a')}")
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
@@ -135,3 +156,172 @@ def print_kernels(kernels: list[KernelInfo]) -> None:
     console = Console()
     console.print(shown)
     console.print(f"{len(kernels)} kernels", highlight=False)
+
+
+def gather() -> dict[str, Any]:
+    """Looks at the installation; starts the driver and NVRTC, but allocates nothing on a GPU and writes nothing.
+
+    Returns:
+        JSON-ready facts: `version` and `python`; `driver`, or why it cannot be used; `gpus`, every visible one with the
+        number of kernels that run on it; `nvcc`, `nvrtc`, `headers` (CUTLASS's in the package) and `cuda_headers`
+        (CCCL's), each with its version and where it is, or None; `jit`, compilation at run time, with the kernel cache;
+        `packs`, kernels by pack; `table`, kernels by op, generation and arch, packs included; and `missing`: `what` is
+        not there, what it is needed `for` and the `cure`.
+    """
+    kernels = table.kernels()
+    problem = devices.problem()
+    gpus = [] if problem else [_gpu(devices.get(i), kernels) for i in range(_core.device_count())]
+    nvcc, nvcc_problem = _tried("nvcc", _nvcc)
+    tools, jit_problem = _tried("NVRTC", jit_toolchain.toolchain)
+    policy, policy_problem = _tried("compilation", jit_kernels.policy)
+    cache, headers = _cache(), _headers()
+    driver = 0 if problem else _core.driver_version() // 1000
+    if tools and 0 < driver < tools.version[0]:
+        version = ".".join(map(str, tools.version))
+        cuda = f"CUDA {tools.version[0]}, which this driver (CUDA {driver}) is too old for"
+        jit_problem = f"NVRTC {version} compiles for {cuda}"
+    # The error names either extra; here the driver has been asked which one it is.
+    extra = "cu12" if 0 < driver < 13 else "cu13"
+    missing = [
+        (problem, "computing on a GPU; until then gemm runs the NumPy reference", _driver_cure(problem)),
+        *_missing_kernels(kernels, gpus, compiling=not jit_problem and policy != "off"),
+        ("" if headers else "the CUTLASS headers", RUN_TIME, "pip install --force-reinstall --no-deps ."),
+        (
+            "" if nvcc else "nvcc",
+            "building kernels; a build that finds none fetches it for itself",
+            f"pip install '{toolchain.PYPI_TOOLKIT}'",
+        ),
+        (
+            jit_problem.partition(": pip install")[0] if headers else "",
+            RUN_TIME,
+            f"pip install 'atomr-cutlass[{extra}]'",
+        ),
+        (policy_problem, RUN_TIME, f"correct {jit_kernels.POLICY_VARIABLE}"),
+        (cache["problem"], "keeping compiled kernels for other processes", f"export {FOLDER_VARIABLE}=ANOTHER_FOLDER"),
+        *((text, "the kernels of that pack", _pack_cure(text)) for text in table.pack_problems()),
+        (nvcc_problem, "building kernels", "unset ATOMR_CUTLASS_NVCC"),
+    ]
+    counts = sorted(Counter((info.key.op, info.key.generation, info.key.arch.value) for info in kernels).items())
+    return {
+        "version": metadata.version("atomr-cutlass"),
+        "python": platform.python_version(),
+        "driver": problem or _driver(),
+        "gpus": gpus,
+        "nvcc": nvcc,
+        "nvrtc": _tool(tools.compiler.partition(" ")[2], tools.nvrtc) if tools else None,
+        "headers": headers,
+        "cuda_headers": _cuda_headers(tools),
+        "jit": {
+            "policy": policy,
+            "problem": jit_problem,
+            "nvrtc_build": tools.build if tools else "",
+            "headers": dict(tools.headers) if tools else {},
+            "cache": cache,
+            "miss_log": os.environ.get(jit_kernels.MISS_LOG_VARIABLE) or None,
+        },
+        "packs": dict(Counter(info.pack for info in kernels if info.pack)),
+        "table": [
+            {"op": op, "generation": generation, "arch": arch, "kernels": count}
+            for (op, generation, arch), count in counts
+        ],
+        "missing": [{"what": what, "for": use, "cure": cure} for what, use, cure in missing if what],
+    }
+
+
+def build_command(preset: str, archs: str) -> str:
+    """The command that builds and installs the package with these kernels."""
+    return f"CMAKE_ARGS='-DATOMR_CUTLASS_PRESET={preset} -DATOMR_CUTLASS_ARCHS={archs}' pip install ."
+
+
+def _tool(version: str, where: Path) -> dict[str, str]:
+    return {"version": version, "where": str(where)}
+
+
+def _gpu(device: Device, kernels: list[KernelInfo]) -> dict[str, Any]:
+    runs = sum(
+        info.shared_bytes <= device.shared_memory
+        and devices.rank_arch(info.key.arch, device, ptx=info.ptx, cuda_version=info.cuda_version) is not None
+        for info in kernels
+    )
+    return {**asdict(device), "arch": device.arch.value if device.arch else None, "kernels": runs}
+
+
+def _driver() -> str:
+    """The driver's version with that of its CUDA, or the latter alone."""
+    version, cuda = devices.driver(), devices.cuda_name(_core.driver_version())
+    return cuda if version == cuda else f"{version} ({cuda})"
+
+
+def _tried(name: str, find: Callable[[], T]) -> tuple[T | None, str]:
+    """(what is found, why there is nothing)."""
+    try:
+        return find(), ""
+    except (CutlassError, toolchain.ToolchainError) as error:
+        return None, str(error)
+    # A half-installed part fails in more ways than the package foresees.
+    except Exception as error:  # noqa: BLE001
+        return None, f"{name} cannot be used: {error}"
+
+
+def _nvcc() -> dict[str, str] | None:
+    """The nvcc that a build would take."""
+    nvcc = toolchain.system_nvcc()
+    if nvcc is None:
+        root = toolchain.pypi_toolkit()
+        nvcc = root / "bin" / "nvcc" if root else None
+    version = toolchain.nvcc_version(nvcc) if nvcc else None
+    return _tool(".".join(map(str, version)), nvcc) if nvcc and version else None
+
+
+def _cuda_headers(tools: Toolchain | None) -> dict[str, str] | None:
+    for folder in tools.include if tools else ():
+        found = jit_toolchain.header_version(folder)
+        if found:
+            return _tool(f"{found[0]}.{found[1]}", folder)
+    return None
+
+
+def _cache() -> dict[str, Any]:
+    """The kernel cache: where it is, or would be made, what is in it, in bytes, and why it is not used, if so."""
+    folder, max_size, problem, sizes = os.environ.get(FOLDER_VARIABLE, ""), MAX_BYTES, "", []
+    try:
+        store = KernelStore()
+        folder, max_size = str(store.folder), store.max_bytes
+        sizes = [entry.size for entry in store.entries()]
+    except CacheError as error:
+        problem = str(error)
+    return {"folder": folder, "kernels": len(sizes), "size": sum(sizes), "max_size": max_size, "problem": problem}
+
+
+def _headers() -> dict[str, str] | None:
+    folder = PACKAGE / "include" / "cutlass_headers"
+    try:
+        text = (folder / "cutlass" / "version.h").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    numbers = dict(re.findall(r"#define CUTLASS_(MAJOR|MINOR|PATCH)\s+(\d+)", text))
+    return _tool(".".join(numbers.get(part, "?") for part in ("MAJOR", "MINOR", "PATCH")), folder)
+
+
+def _driver_cure(problem: str) -> str:
+    if "CUDA_VISIBLE_DEVICES" in problem:
+        return "unset CUDA_VISIBLE_DEVICES; nvidia-smi -L lists the GPUs"
+    return "sudo ubuntu-drivers install (other systems: their own package); in a container: docker run --gpus all"
+
+
+def _pack_cure(problem: str) -> str:
+    named = problem.startswith(table.PACKS_VARIABLE)
+    return f"correct {table.PACKS_VARIABLE}" if named else "upgrade or uninstall that distribution"
+
+
+def _missing_kernels(
+    kernels: list[KernelInfo], gpus: list[dict[str, Any]], *, compiling: bool
+) -> list[tuple[str, str, str]]:
+    use = "computing {}" + (" without compiling at the first use" if compiling else "")
+    if not kernels and not gpus:
+        return [("the kernel table is empty", use.format("on a GPU"), build_command("default", "80;90a"))]
+    unserved = {SmArch(gpu["arch"]).target: gpu["name"] for gpu in gpus if gpu["arch"] and not gpu["kernels"]}
+    return [
+        (f"no kernel in the table runs on {name}", use.format("there"), build_command("default", target))
+        for target, name in unserved.items()
+    ]

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from ..generator.archs import SmArch
-from ..generator.dtypes import CutlassDtype
 from ..jit import kernels as jit_kernels
 from ..pipeline.operation import planned_operations, request_from
 from ..pipeline.request_options import COMMON, Option, RequestOptions
-
-T = TypeVar("T")
 
 TARGETS = ", ".join(arch.target for arch in SmArch)
 
@@ -43,22 +40,19 @@ def of_a_request(extent: int) -> Callable[[Callable[..., None]], Callable[..., N
             values = {name: given.pop(name) for name in options}
             command(request_from(op, RequestOptions(extent, values)), **given)
 
-        own = list(inspect.signature(command).parameters.values())[1:]
+        names = list(planned_operations())
+        op = Option("op", f"Operation: {', '.join(names)}.", names[0])
         hints = get_type_hints(command, include_extras=True)
-        names = ", ".join(planned_operations())
-        kinds: dict[str, tuple[Any, Any]] = {
-            "op": (Annotated[str, typer.Option(help=f"Operation: {names}.")], next(iter(planned_operations()))),
-            **{name: _parameter(option, text) for name, (option, text) in options.items()},
-            **{parameter.name: (hints[parameter.name], parameter.default) for parameter in own},
-        }
+        parameters = [
+            *(_parameter(option, text) for option, text in [(op, op.help), *options.values()]),
+            *(
+                parameter.replace(annotation=hints[parameter.name])
+                for parameter in list(inspect.signature(command).parameters.values())[1:]
+            ),
+        ]
         with_options.__doc__ = command.__doc__
-        with_options.__annotations__ = {name: kind for name, (kind, _) in kinds.items()}
-        with_options.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [
-                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-                for name, (kind, default) in kinds.items()
-            ]
-        )
+        with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return with_options
 
     return decorate
@@ -79,32 +73,8 @@ def request_options() -> dict[str, tuple[Option, str]]:
     return {name: (option, shown[name]) for name, option in options.items()}
 
 
-def _parameter(option: Option, text: str) -> tuple[Any, Any]:
-    """(annotation, default) of a command's parameter."""
-    if option.default is None:
-        return Annotated[int | None, typer.Option(option.flag, min=option.least, help=text)], None
-    return Annotated[type(option.default), typer.Option(option.flag, help=text)], option.default
-
-
-def dtype_from(text: str, option: str) -> CutlassDtype | None:
-    """An element type; None for an empty text."""
-    return _parsed(CutlassDtype.parse, text, option) if text else None
-
-
-def arch_from(text: str) -> SmArch | None:
-    """A target; None for an empty text."""
-    return _parsed(SmArch.parse, text, "--arch") if text else None
-
-
-def jit_from(text: str) -> str | None:
-    """A policy of compilation; None for an empty text."""
-    if text and text not in jit_kernels.POLICIES:
-        raise typer.BadParameter(f"{text!r}; valid: {', '.join(jit_kernels.POLICIES)}", param_hint="--jit")
-    return text or None
-
-
-def _parsed(parse: Callable[[str], T], text: str, option: str) -> T:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error
+def _parameter(option: Option, text: str) -> inspect.Parameter:
+    """A command's parameter."""
+    kind, least = (int | None, option.least) if option.default is None else (type(option.default), None)
+    annotation = Annotated[kind, typer.Option(option.flag, min=least, help=text)]  # type: ignore[valid-type]
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=annotation)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
+import rich.progress
 from rich.console import Console
 from rich.text import Text
+
+T = TypeVar("T")
 
 
 def complain(message: str) -> None:
@@ -16,8 +20,23 @@ def complain(message: str) -> None:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """JSON on standard output."""
-    print(json.dumps(value, indent=1))
+    """JSON on standard output; paths are texts there."""
+    print(json.dumps(value, indent=1, default=str))
+
+
+def report(value: dict[str, Any], *lines: str, as_json: bool) -> None:
+    """The outcome of a command: as JSON, or as lines."""
+    if as_json:
+        print_json(value)
+    else:
+        for text in lines:
+            line(text)
+
+
+def track(items: Iterable[T], description: str, count: int | None = None, *, disable: bool = False) -> Iterable[T]:
+    """The items, with a progress bar on standard error where that is a terminal."""
+    console, disable = Console(stderr=True), disable or not sys.stderr.isatty()
+    return rich.progress.track(items, description, count, console=console, transient=True, disable=disable)
 
 
 def line(text: str, style: str = "") -> None:

@@ -1,8 +1,13 @@
-"""`build` and `pack`: packs of either form, made from files of keys, looked at, and put together if of cubins."""
+"""What is compiled ahead of time: `build` and `pack`, packs of kernels, and `epilogue`, files of trees for builds.
+
+Packs of either form are made from files of keys and looked at; those of cubins are put together.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import runpy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,13 +17,17 @@ import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ..epilogue import EpilogueVisitorTree, Operand, Traced, trace
 from ..errors import InvalidOperandError, LibraryError
+from ..generator.dtypes import CutlassDtype
+from ..generator.epilogue.tree import MASK
 from ..generator.key import KernelKey
+from ..generator.rules import HALF_TYPES
 from ..generator.selection import Selection
 from ..jit import files
 from ..pipeline import pack, pack_build, pack_nvcc
 from .options import AsJson
-from .output import complain, line, print_json, size_text
+from .output import complain, report, size_text
 
 pack_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -60,46 +69,38 @@ def build_command(
         _progress(len(chosen)) as finished,
     ):
         data = COMPILERS[compiler](chosen, output.stem, executor=executor, finished=finished)
-    _write(output, data)
-    if as_json:
-        left = [key.name for key in skipped]
-        print_json({"path": str(output), "bytes": len(data), "skipped": left, **pack.read_manifest(output)})
-    else:
-        line(f"{output}: {len(chosen)} kernels, {size_text(len(data))}")
+    _write(output, data, as_json=as_json, skipped=[key.name for key in skipped])
 
 
-def _cubins(*given: Any, **named: Any) -> bytes:
-    return pack.encode(pack_build.build(*given, **named))
-
-
-COMPILERS: dict[str, Callable[..., bytes]] = {"nvrtc": _cubins, "nvcc": pack_nvcc.build}
+COMPILERS: dict[str, Callable[..., bytes]] = {
+    "nvrtc": lambda *given, **named: pack.encode(pack_build.build(*given, **named)),
+    "nvcc": pack_nvcc.build,
+}
 
 
 @pack_app.command("list")
 def list_command(path: One, *, as_json: AsJson = False) -> None:
     """Lists the contents of a pack of either form and the tools that built it; loads none of it."""
     found = pack.read_manifest(path)
-    if as_json:
-        print_json({"path": str(path), **found})
-        return
     kernels = found["kernels"]
     by = f"by {found.get('compiler', 'an unknown compiler')}, package {found.get('package', 'unknown')}"
     needs = f", needs GLIBC_{found['glibc']}" if found.get("glibc") else ""
-    line(f"{found['name']}: {len(kernels)} kernels, {found['form']} {by}{needs}")
+    lines = [f"{found['name']}: {len(kernels)} kernels, {found['form']} {by}{needs}"]
     for kernel in kernels:
         size = size_text(sum(image["bytes"] for image in kernel["images"])) if kernel.get("images") else ""
-        line(f"{kernel['arch']}  {size:>10}  {kernel['name']}")
+        lines.append(f"{kernel['arch']}  {size:>10}  {kernel['name']}")
+    report({"path": path, **found}, *lines, as_json=as_json)
 
 
 @pack_app.command("verify")
 def verify_command(paths: Several, *, as_json: AsJson = False) -> None:
     """Checks every byte of packs and whether this package can load them; ends with 1 if one cannot be used."""
-    problems = {str(path): _problem(path) for path in paths}
-    if as_json:
-        print_json({"packs": [{"path": path, "ok": not why, "reason": why} for path, why in problems.items()]})
-    else:
-        for path, why in problems.items():
-            line(why or f"{path}: every checksum is right")
+    problems = {path: _problem(path) for path in paths}
+    report(
+        {"packs": [{"path": path, "ok": not why, "reason": why} for path, why in problems.items()]},
+        *(why or f"{path}: every checksum is right" for path, why in problems.items()),
+        as_json=as_json,
+    )
     if any(problems.values()):
         raise typer.Exit(1)
 
@@ -126,12 +127,8 @@ def diff_command(first: One, second: One, *, as_json: AsJson = False) -> None:
             name for name in ours if name in theirs and any(ours[name].get(i) != theirs[name].get(i) for i in same)
         ],
     }
-    if as_json:
-        print_json(found)
-    else:
-        for sign, names in zip("-+!", found.values(), strict=True):
-            for name in names:
-                line(f"{sign} {name}")
+    lines = [f"{sign} {name}" for sign, names in zip("-+!", found.values(), strict=True) for name in names]
+    report(found, *lines, as_json=as_json)
     if any(found.values()):
         raise typer.Exit(1)
 
@@ -140,20 +137,18 @@ def diff_command(first: One, second: One, *, as_json: AsJson = False) -> None:
 def merge_command(paths: Several, *, output: Output, as_json: AsJson = False) -> None:
     """One pack of the kernels of several packs of cubins that were built alike."""
     made = pack.merge([pack.read(path) for path in paths], output.stem)
-    data = pack.encode(made)
-    _write(output, data)
-    if as_json:
-        print_json({"path": str(output), "bytes": len(data), **made.manifest()})
-    else:
-        line(f"{output}: {len(made.cubins)} kernels, {size_text(len(data))}")
+    _write(output, pack.encode(made), as_json=as_json)
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Writes a pack, of which readers see all or nothing."""
+def _write(path: Path, data: bytes, *, as_json: bool, **facts: Any) -> None:
+    """Writes a pack, of which readers see all or nothing, and reports what is in the file."""
     try:
         files.write(path, data, path.parent, mode=0o644)
     except OSError as error:
         raise InvalidOperandError(f"cannot write {path}: {error.strerror or error}") from error
+    manifest = pack.read_manifest(path)
+    value = {"path": path, "bytes": len(data), **facts, **manifest}
+    report(value, f"{path}: {len(manifest['kernels'])} kernels, {size_text(len(data))}", as_json=as_json)
 
 
 @contextlib.contextmanager
@@ -172,3 +167,70 @@ def _progress(count: int) -> Iterator[Callable[[KernelKey], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=count)
         yield lambda key: bar.update(task, advance=1, description=key.name)
+
+
+def epilogue_command(
+    function: Annotated[str, typer.Argument(help="FILE.py:NAME: a function of acc and operands, or a tree.")],
+    *,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file of trees to write.")],
+    operand: Annotated[
+        list[str], typer.Option(help="NAME=KIND:DTYPE, such as bias=row:f32, or NAME=mask; of a function, once each.")
+    ] = [],  # noqa: B006 - typer makes a new one
+    dtype: Annotated[list[str], typer.Option(help="Element type of A, any number of them; f16 and bf16 without.")] = [],  # noqa: B006 - typer makes a new one
+    out_dtype: Annotated[str, typer.Option(help="Element type of D; empty: what it casts to, else A's.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Writes an epilogue as JSON: ATOMR_CUTLASS_EPILOGUES builds kernels of it ahead of time."""
+    types = [CutlassDtype.parse(entry) for entry in dtype] or list(HALF_TYPES)
+    tree = _tree(_found(function), dict(map(_operand, operand)))
+    decided = CutlassDtype.parse(out_dtype) if out_dtype else tree.result_dtype
+    made = {
+        "name": function.rpartition(":")[2],
+        "program": tree.program,
+        "inputs": {
+            entry.name: f"{entry.kind}:{entry.dtype.value}" if entry.dtype else entry.kind for entry in tree.inputs
+        },
+        "outputs": [entry.name for entry in tree.outputs],
+        "out_dtype": decided.value if decided else None,
+        "dtypes": [entry.value for entry in types],
+    }
+    files.write(output, f"{json.dumps(made, indent=1)}\n".encode(), output.absolute().parent, mode=0o644)
+    built = f"build with CMAKE_ARGS='-DATOMR_CUTLASS_EPILOGUES={output.absolute()}'"
+    report({"path": output, **made}, f"{output}: {tree!r}; {built}", as_json=as_json)
+
+
+def _found(place: str) -> Any:
+    """Returns the object that a file defines under a name.
+
+    Raises:
+        InvalidOperandError: there is no such file or name, or the file does not run.
+    """
+    path, colon, name = place.rpartition(":")
+    if not colon or not name.isidentifier():
+        raise InvalidOperandError(f"function is {place!r}; expected FILE.py:NAME")
+    try:
+        names = runpy.run_path(path)
+    except Exception as error:
+        raise InvalidOperandError(f"{path} does not run: {type(error).__name__}: {error}") from error
+    if name not in names:
+        there = ", ".join(symbol for symbol, value in names.items() if callable(value) and not symbol.startswith("_"))
+        raise InvalidOperandError(f"{path} has no {name!r}; it has {there or 'no functions'}")
+    return names[name]
+
+
+def _operand(text: str) -> tuple[str, Operand]:
+    name, equals, declaration = text.partition("=")
+    kind, colon, dtype = declaration.partition(":")
+    if not equals or not name.isidentifier() or (not colon and kind != MASK):
+        raise InvalidOperandError(f"operand is {text!r}; expected NAME=KIND:DTYPE, such as bias=row:f32, or NAME=mask")
+    return name, Operand(kind, dtype if colon else None)
+
+
+def _tree(found: Any, operands: dict[str, Operand]) -> EpilogueVisitorTree:
+    if isinstance(found, Traced):
+        return found.tree
+    if isinstance(found, EpilogueVisitorTree):
+        return found
+    if not callable(found):
+        raise InvalidOperandError(f"it is a {type(found).__name__}; expected a function, or a tree")
+    return trace(found, operands).tree

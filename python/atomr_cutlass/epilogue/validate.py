@@ -20,7 +20,7 @@ from ..arrays import symbols
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.epilogue.lower import is_common
 from ..jit import kernels, validations
-from ..jit.keyed_locks import KeyedLocks
+from ..jit.locks import KeyedLocks
 from ..pipeline import devices
 from ..pipeline.candidate import Candidate
 from ..pipeline.devices import Device

@@ -21,10 +21,9 @@ from typing import Any
 from ..errors import CompileError, LibraryError
 from ..generator.key import KernelKey
 from ..generator.render import render
-from . import turns, worker
-from .limits import COMPILE_SECONDS
+from . import locks, turns, worker
 from .toolchain import Toolchain, toolchain
-from .turns import Turn
+from .turns import COMPILE_SECONDS
 
 OPTIONS = (
     "-std=c++17",
@@ -174,7 +173,7 @@ def _compiled_here(request: dict[str, Any]) -> tuple[bytes | None, str]:
         return worker.compile_source(**request)
     finally:
         if turn is not None:
-            turn.end()
+            turn.unlock()
 
 
 def _refuse_if_stopped() -> None:
@@ -213,39 +212,34 @@ _stopped = threading.Event()
 class _Half:
     """A worker process. It talks through files, so that nobody has to read while it works."""
 
-    def __init__(self, folder: Path, request: dict[str, Any], turn: Turn | None) -> None:
-        self._folder = folder
-        self._turn = turn
+    def __init__(self, folder: Path, request: dict[str, Any], turn: locks.Lock | None) -> None:
+        self._folder, self._turn = folder, turn
+        request_file, self._answer, self._said = (folder / name for name in ("request", "answer", "said"))
         try:
-            self._process = self._start(request)
+            with _writing_to_temporary_files():
+                folder.mkdir()
+                request_file.write_text(json.dumps(request), encoding="utf-8")
+            with self._said.open("wb") as said:
+                self._process = subprocess.Popen(
+                    # -I: the environment does not decide what Python runs.
+                    [sys.executable, "-I", str(_WORKER), str(request_file), str(self._answer)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=said,
+                    stderr=said,
+                    env=_environment(),
+                    pass_fds=[] if turn is None else [turn.descriptor],
+                )
         except OSError as error:
             raise LibraryError("nvrtc", f"the compiler's process cannot be started: {error}") from error
         finally:
             # It is the process's now, or nobody's.
             if turn is not None:
-                turn.hand_over()
+                turn.close()
         _running.add(self._process)
         if _stopped.is_set():  # since the turn was had
             self._process.kill()
         # From the start: the two run side by side, and are waited for one after the other.
         self._deadline = time.monotonic() + COMPILE_SECONDS
-
-    def _start(self, request: dict[str, Any]) -> subprocess.Popen[bytes]:
-        folder = self._folder
-        request_file, self._answer, self._said = (folder / name for name in ("request", "answer", "said"))
-        with _writing_to_temporary_files():
-            folder.mkdir()
-            request_file.write_text(json.dumps(request), encoding="utf-8")
-        with self._said.open("wb") as said:
-            return subprocess.Popen(
-                # -I: the environment does not decide what Python runs.
-                [sys.executable, "-I", str(_WORKER), str(request_file), str(self._answer)],
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                env=_environment(),
-                pass_fds=[] if self._turn is None else [self._turn.descriptor],
-            )
 
     def wait(self) -> tuple[bytes | None, str]:
         try:
@@ -279,7 +273,8 @@ class _Half:
         self._process.wait()
         _running.discard(self._process)
         if self._turn is not None:
-            self._turn.clear()
+            with contextlib.suppress(OSError):  # it is in nobody's way
+                locks.remove(self._turn.path)
 
 
 def _too_slow() -> LibraryError:

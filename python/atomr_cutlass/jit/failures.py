@@ -11,22 +11,16 @@ import hashlib
 import json
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import CompileError
-from .files import inside, is_safe, read_quietly, remove, write
+from .files import inside, is_safe, read_record, remove, write
 
 # Long enough for the processes that start together and meet one broken source; short enough for who has mended a
 # header, which shows in no digest of an installation that is edited in place.
 FAILURE_SECONDS = 600.0
 
 _SOURCE = ".cu"
-
-
-class _Record(NamedTuple):
-    time: float
-    message: str
-    details: dict[str, Any]
 
 
 class Failures:
@@ -67,14 +61,14 @@ class Failures:
                 with contextlib.suppress(OSError):
                     remove(left)
             return None
-        age = time.time() - record.time
+        age = time.time() - record["time"]
         # Not through the constructor: whatever it takes, what is restored is what was there.
         error = CompileError.__new__(
             CompileError,
-            f"{record.message}\n(remembered from {age:.0f} s ago; to try again before {FAILURE_SECONDS:.0f} s have "
+            f"{record['message']}\n(remembered from {age:.0f} s ago; to try again before {FAILURE_SECONDS:.0f} s have "
             f"passed, remove {path})",
         )
-        for name, value in record.details.items():
+        for name, value in record["details"].items():
             setattr(error, name, tuple(value) if isinstance(value, list) else value)
         if is_safe(source):
             error.source_path = str(source)
@@ -97,15 +91,13 @@ class Failures:
         return self._folder / hashlib.sha256(identity).hexdigest()
 
 
-def _record(path: Path) -> _Record | None:
+def _record(path: Path) -> dict[str, Any] | None:
     """Reads a record; None if it is none or has expired."""
-    if not is_safe(path):
-        return None
     try:
-        said = json.loads(read_quietly(path))
-        record = _Record(float(said["time"]), str(said["message"]), dict(said["details"]))
-        own = said["name"] == path.name
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        said = read_record(path)
+        when, own = float(said["time"]), said["name"] == path.name
+        record = {"time": when, "message": str(said["message"]), "details": dict(said["details"])}
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     # One from the future was written by a clock that was wrong: it would be remembered for who knows how long.
-    return record if own and 0 <= time.time() - record.time < FAILURE_SECONDS else None
+    return record if own and 0 <= time.time() - when < FAILURE_SECONDS else None

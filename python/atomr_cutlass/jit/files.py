@@ -1,14 +1,108 @@
-"""Files that other users may have planted and that other processes replace and remove meanwhile."""
+"""The folder of the disk cache, and files that others may have planted and that other processes replace meanwhile."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import stat
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from ..errors import CacheError
+
+FOLDER_VARIABLE = "ATOMR_CUTLASS_CACHE_DIR"
+SUBFOLDERS = ("entries", "tmp", "locks", "failures", "validations", "quarantine")
+
+
+def default_folder() -> Path:
+    """ATOMR_CUTLASS_CACHE_DIR, else the platform's cache folder.
+
+    Raises:
+        CacheError: the variable speaks of the home of a user that there is not, or there is neither a home nor a folder
+            for temporary files.
+    """
+    named = os.environ.get(FOLDER_VARIABLE)
+    if named:
+        try:
+            return Path(named).expanduser()
+        except RuntimeError as error:
+            raise CacheError(f"{FOLDER_VARIABLE} is {named!r}: {error}") from error
+    import platformdirs
+
+    folder = platformdirs.user_cache_path("atomr_cutlass", appauthor=False)
+    if folder.is_absolute():
+        return folder
+    # Relative where there is no home. Among the temporary files others may have made it first, and then it is not used.
+    try:
+        return temporary_folder()
+    except FileNotFoundError as error:
+        raise CacheError(
+            f"there is no home and no folder for temporary files: {error.strerror}; name a folder in {FOLDER_VARIABLE}"
+        ) from error
+
+
+def temporary_folder() -> Path:
+    """A folder of this user among the temporary files; FileNotFoundError where there is no place for them."""
+    return Path(tempfile.gettempdir(), f"atomr_cutlass-{os.geteuid()}")
+
+
+def is_there(folder: Path) -> bool:
+    """Whether there is a folder, which may be a link to one.
+
+    Raises:
+        CacheError: it is unsafe, or cannot be looked at.
+    """
+    with failing(folder, "read"):
+        try:
+            status = folder.stat()
+        except FileNotFoundError:
+            return False
+    _require_safe(folder, status)
+    return True
+
+
+def prepare(folder: Path) -> None:
+    """Makes the folder and those in it where they are missing.
+
+    Raises:
+        CacheError: one of them cannot be made, or is unsafe; the latter ones may not be links.
+    """
+    with failing(folder, "written"):
+        # Each time, for caches get deleted under running programs.
+        if not is_there(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            is_there(folder)
+        for below in (folder / name for name in SUBFOLDERS):
+            with contextlib.suppress(FileExistsError):
+                if not below.exists():
+                    below.mkdir(mode=0o700)
+            _require_safe(below, below.lstat())
+
+
+@contextlib.contextmanager
+def failing(folder: Path, action: str) -> Iterator[None]:
+    """Turns an OSError of a block, by which the folder is `action`, such as "read", into a CacheError with a cure."""
+    try:
+        yield
+    except OSError as error:
+        raise CacheError(
+            f"the kernel cache {folder} cannot be {action}: {error.strerror or error}; "
+            f"mend that, or name another folder in {FOLDER_VARIABLE}"
+        ) from error
+
+
+def _require_safe(folder: Path, status: os.stat_result) -> None:
+    reason = objection(status, folder=True)
+    if reason:
+        raise CacheError(
+            f"{folder} {reason}, so no kernel is taken from it or put into it: chmod go-w it if it is yours and you "
+            f"trust what is in it, or name another folder in {FOLDER_VARIABLE}"
+        )
 
 
 def objection(status: os.stat_result, *, folder: bool = False) -> str:
@@ -65,6 +159,23 @@ def read_quietly(path: Path, most: int = -1) -> bytes:
         return file.read(most)
 
 
+def read_record(path: Path, most: int = -1) -> dict[str, Any]:
+    """The JSON object in a file, which is to be as `read_quietly` and `is_safe` say.
+
+    Raises:
+        OSError, ValueError: there is none.
+    """
+    if not is_safe(path):
+        raise FileNotFoundError(path)
+    try:
+        record = json.loads(read_quietly(path, most))
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deeply") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{path} is no object")  # noqa: TRY004 - its content is
+    return record
+
+
 def touch(path: Path, status: os.stat_result) -> None:
     """Makes a file, seen as `status`, the one that was read last. File systems of their own accord seldom note it."""
     if is_same(path, status):
@@ -73,13 +184,9 @@ def touch(path: Path, status: os.stat_result) -> None:
 
 
 def write(path: Path, content: bytes, temporary: Path, *, mode: int = 0o600) -> None:
-    """Writes a file of which readers see all or nothing. A link is replaced, not followed.
+    """Writes a file of which readers see all or nothing, by way of a temporary folder of the same file system.
 
-    Args:
-        path: the file.
-        content: its new content.
-        temporary: a folder of the same file system.
-        mode: the file's permissions.
+    A link is replaced, not followed.
 
     Raises:
         OSError: it cannot be written; then nothing is left of it.

@@ -25,7 +25,7 @@ from ..generator.key_file import line
 from ..generator.matrix import family
 from ..pipeline import devices
 from ..pipeline.devices import Device
-from .keyed_locks import KeyedLocks, renewed
+from .locks import KeyedLocks, renewed
 from .progress import announced
 from .toolchain import Toolchain, check_compiles, toolchain
 
@@ -94,10 +94,7 @@ def freeze(policy: str = "error") -> None:
     if not isinstance(policy, str) or policy not in FREEZES:
         raise InvalidOperandError(f"policy is {shown(policy)}; valid: {', '.join(FREEZES)}")
     _frozen = policy
-    with _background_lock:
-        threads = [thread for thread, _ in _background.values()]
-    for thread in threads:
-        thread.join()
+    _join_background()
 
 
 def frozen() -> str:
@@ -267,9 +264,8 @@ def problem() -> str:
 def ready(key: KernelKey, device: Device) -> bool:
     """Whether a key's kernel can be had without compiling; of a frozen process, in its memory."""
     try:
-        if frozen():
-            return (key.name, target_for(key, device)) in _kernels
-        return where(key, target_for(key, device)) is not None
+        target = target_for(key, device)
+        return (key.name, target) in _kernels if frozen() else where(key, target) is not None
     # Without a compiler it cannot be told from others of its name; what cannot run here is not ready either.
     except (DeviceUnavailableError, UnsupportedError):
         return False
@@ -325,6 +321,13 @@ def _in_background(key: KernelKey, device: Device, identity: tuple[str, str]) ->
             warnings.warn(f"{key.name} was compiled but is not used: {error}", RuntimeWarning, stacklevel=1)
 
 
+def _join_background(timeout: float | None = None) -> None:
+    with _background_lock:
+        threads = [thread for thread, _ in _background.values()]
+    for thread in threads:
+        thread.join(timeout)
+
+
 def _warn_of_background(key: KernelKey, error: Exception) -> None:
     warnings.warn(f"{key.name} was not compiled in the background: {error}", RuntimeWarning, stacklevel=1)
 
@@ -335,10 +338,7 @@ def _close() -> None:
     compiler = sys.modules.get(f"{__package__}.compiler")
     if compiler is not None:
         compiler.stop_all()
-    with _background_lock:
-        threads = [thread for thread, _ in _background.values()]
-    for thread in threads:
-        thread.join(timeout=30)
+    _join_background(timeout=30)
 
 
 atexit.register(_close)

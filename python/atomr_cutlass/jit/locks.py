@@ -1,7 +1,9 @@
-"""Locks between threads and processes, each of them a file.
+"""Locks that outlive nobody: between threads, free in a forked child; between processes, each of them a file.
 
-flock, since the kernel releases it however its holder ends; each acquisition has a description of its own, so that
-threads of one process exclude each other too.
+A lock of threads that another thread holds during fork would stay locked in the child for ever.
+
+Locks between processes are flock's, since the kernel releases it however its holder ends; each acquisition has a
+description of its own, so that threads of one process exclude each other too.
 
 Lock files are removed while their lock is held, by the holder or by `remove`. The hazard: another one has opened the
 file by then, locks what has no name any more, and a third one locks a new file of that name. So whoever gets a lock
@@ -15,27 +17,106 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from ..errors import InvalidOperandError
+from ..generator.errors import shown
+
+T = TypeVar("T")
+
+_owners: weakref.WeakKeyDictionary[Any, dict[str, Callable[[], Any]]] = weakref.WeakKeyDictionary()
+
+
+def renewed(owner: Any, name: str, make: Callable[[], T]) -> T:
+    """Makes a lock, or what goes with one, that an object or module has under a name: a forked child has a new one.
+
+    The caller assigns it to that name.
+    """
+    _owners.setdefault(owner, {})[name] = make
+    return make()
+
+
+class KeyedLocks:
+    """Lets threads with one key take turns, and those with other keys pass. All are free in a forked child."""
+
+    def __init__(self) -> None:
+        self._lock = renewed(self, "_lock", threading.Lock)
+        # A lock is there as long as somebody holds it or waits for it.
+        self._locks: weakref.WeakValueDictionary[Hashable, Any] = renewed(self, "_locks", weakref.WeakValueDictionary)
+
+    @contextlib.contextmanager
+    def hold(self, key: Hashable) -> Iterator[None]:
+        """Holds the lock of a key; reentrant, so that a thread that comes back with its own key meets no deadlock."""
+        try:
+            hash(key)
+        except TypeError:
+            raise InvalidOperandError(f"key is {shown(key)}; expected something that has a hash") from None
+        with self._lock:
+            lock = self._locks.setdefault(key, threading.RLock())
+        with lock:
+            yield
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Between processes
+# ----------------------------------------------------------------------------------------------------------------------
 
 _descriptors: set[int] = set()
 _forking = threading.RLock()
 
 
+class Lock(NamedTuple):
+    """A lock that is held.
+
+    Attributes:
+        path: its file, which is there only while somebody holds the lock.
+        descriptor: of the file; a process that inherits it holds the lock too.
+    """
+
+    path: Path
+    descriptor: int
+
+    def unlock(self) -> None:
+        """Releases the lock, and removes its file."""
+        if self.descriptor not in _descriptors:
+            return  # a child that was forked meanwhile: the lock is its parent's
+        with contextlib.suppress(OSError):
+            if self.is_named():
+                self.path.unlink()
+        # Closing alone would not do while a child between fork and exec has the descriptor too.
+        with contextlib.suppress(OSError):
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+        self.close()
+
+    def close(self) -> None:
+        """Closes the descriptor: the lock stays with a process that has inherited it."""
+        with _forking:
+            if self.descriptor in _descriptors:
+                _descriptors.discard(self.descriptor)
+                os.close(self.descriptor)
+
+    def is_named(self) -> bool:
+        """Whether the path still stands for the file that is locked."""
+        try:
+            named = self.path.lstat()
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(named, os.fstat(self.descriptor))
+
+
 @contextlib.contextmanager
 def hold(path: Path, patience: float) -> Iterator[None]:
-    """Holds a lock.
-
-    Args:
-        path: its file, which is there only while somebody holds it.
-        patience: how many seconds to wait for it.
+    """Holds a lock, for which it waits so many seconds at most.
 
     Raises:
         OSError: it cannot be had: no such folder, no locks on that file system, or (TimeoutError) no end of waiting.
     """
     deadline = time.monotonic() + patience
     pause = 0.001
-    while (descriptor := try_lock(path)) is None:
+    while (lock := try_lock(path)) is None:
         if time.monotonic() >= deadline:
             raise TimeoutError(f"waited {patience:.0f} s for the process that holds {path}")
         time.sleep(pause)
@@ -43,68 +124,46 @@ def hold(path: Path, patience: float) -> Iterator[None]:
     try:
         yield
     finally:
-        unlock(path, descriptor)
+        lock.unlock()
 
 
 def remove(path: Path) -> None:
-    """Removes the file of a lock that nobody holds; leaves that of one that is held."""
-    descriptor = try_lock(path)
-    if descriptor is not None:
-        unlock(path, descriptor)
+    """Removes the file of a lock that nobody holds; leaves that of one that is held.
+
+    Raises:
+        OSError: see `try_lock`.
+    """
+    lock = try_lock(path)
+    if lock is not None:
+        lock.unlock()
 
 
-def try_lock(path: Path) -> int | None:
-    """Takes a lock at once, if nobody holds it; then returns its descriptor, for `unlock` or for `close`.
+def try_lock(path: Path) -> Lock | None:
+    """Takes a lock at once, if nobody holds it.
 
     Raises:
         OSError: it cannot be had: no such folder, or no locks on that file system.
     """
     with _forking:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        _descriptors.add(descriptor)
+        lock = Lock(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        _descriptors.add(lock.descriptor)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _names(path, descriptor):
-            return descriptor
+        fcntl.flock(lock.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if lock.is_named():
+            return lock
     except BlockingIOError:
         pass
     except BaseException:
-        close(descriptor)
+        lock.close()
         raise
-    close(descriptor)
+    lock.close()
     return None
 
 
-def unlock(path: Path, descriptor: int) -> None:
-    """Releases a lock, and removes its file."""
-    if descriptor not in _descriptors:
-        return  # a child that was forked meanwhile: the lock is its parent's
-    with contextlib.suppress(OSError):
-        if _names(path, descriptor):
-            path.unlink()
-    # Closing alone would not do while a child between fork and exec has the descriptor too.
-    with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    close(descriptor)
-
-
-def close(descriptor: int) -> None:
-    """Closes the descriptor of a lock: the lock stays with a process that has inherited the descriptor."""
-    with _forking:
-        if descriptor in _descriptors:
-            _descriptors.discard(descriptor)
-            os.close(descriptor)
-
-
-def _names(path: Path, descriptor: int) -> bool:
-    try:
-        named = path.lstat()
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(named, os.fstat(descriptor))
-
-
-def _close_in_child() -> None:
+def _renew_in_child() -> None:
+    for owner, attributes in _owners.items():
+        for name, make in attributes.items():
+            setattr(owner, name, make())
     # A description is shared with the parent: left open here, its lock would outlive the parent; unlocked here, the
     # parent would lose it.
     for descriptor in _descriptors:
@@ -115,4 +174,4 @@ def _close_in_child() -> None:
 
 
 # Held across a fork, so that no descriptor is open but not yet listed in the child.
-os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_in_child)
+os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_renew_in_child)

@@ -22,7 +22,7 @@ from ..generator import key_file
 from ..generator.errors import shown
 from ..generator.key import KernelKey
 from . import locks
-from .keyed_locks import renewed
+from .locks import renewed
 
 VARIABLE = "ATOMR_CUTLASS_RECORD"
 
@@ -75,7 +75,7 @@ class Recording:
         with self._lock:
             try:
                 with locks.hold(self.path.with_name(f"{self.path.name}.lock"), _LOCK_SECONDS):
-                    merged = _merged(_lines(self.path), self._noted)
+                    merged = _merged(self.path, self._noted)
                     if self._noted or not self.path.exists():
                         text = "".join(f"{key_file.line(key, **more)}\n" for key, more in merged.items())
                         files.write(self.path, text.encode(), self.path.parent, mode=0o644)
@@ -119,8 +119,8 @@ def record(path: str | os.PathLike[str]) -> Iterator[None]:
 
 def note(plan: object, launches: Launches) -> None:
     """Notes a plan that was made, and the kernels that it launches, wherever something is being recorded."""
-    _start_from_environment()
     with _lock:
+        _start_from_environment()
         _plans[plan] = launches
         recordings = list(_recordings)
     for recording in recordings:
@@ -138,21 +138,16 @@ _started = False
 
 def _start_from_environment() -> None:
     global _started  # noqa: PLW0603
-    if _started:
+    path = None if _started else os.environ.get(VARIABLE)
+    _started = True
+    if not path:
         return
-    with _lock:
-        if _started:
-            return
-        _started = True
-        path = os.environ.get(VARIABLE)
-        if not path:
-            return
-        try:
-            recording = Recording(Path(path).absolute())
-        except CutlassError as error:
-            warnings.warn(f"{VARIABLE}: {error}", RuntimeWarning, stacklevel=4)
-            return
-        _recordings.append(recording)
+    try:
+        recording = Recording(Path(path).absolute())
+    except CutlassError as error:
+        warnings.warn(f"{VARIABLE}: {error}", RuntimeWarning, stacklevel=4)
+        return
+    _recordings.append(recording)
 
     def finish() -> None:
         # Nobody is left to be told.
@@ -162,31 +157,26 @@ def _start_from_environment() -> None:
     atexit.register(finish)
 
 
-def _lines(path: Path) -> dict[KernelKey, dict[str, Any]]:
-    """Reads a file of keys: the other fields of each line, by key."""
+def _merged(path: Path, noted: Mapping[KernelKey, Mapping[str, int]]) -> dict[KernelKey, dict[str, Any]]:
+    """The keys of a file, if there is one, and those that were noted, with the other fields of their lines."""
     found: dict[KernelKey, dict[str, Any]] = {}
+
+    def add(key: KernelKey, shapes: list[Any], count: int) -> None:
+        more = found.setdefault(key, {"shapes": [], "count": 0})
+        more["shapes"] += [shape for shape in shapes if shape not in more["shapes"]]
+        more["count"] += count
+
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        return found
+        text = ""
     for line in filter(str.strip, text.splitlines()):
         values = json.loads(line)
         key = key_file.parse(values)
-        more = found.setdefault(key, {"shapes": [], "count": 0})
         shapes, count = values.get("shapes", []), values.get("count", 0)
         if not isinstance(shapes, list) or not isinstance(count, int):
             raise ValueError(f"shapes and count of {key.name} are no list and no integer")  # noqa: TRY004
-        more["shapes"] += [shape for shape in shapes if shape not in more["shapes"]]
-        more["count"] += count
-    return found
-
-
-def _merged(
-    lines: dict[KernelKey, dict[str, Any]], noted: Mapping[KernelKey, Mapping[str, int]]
-) -> dict[KernelKey, dict[str, Any]]:
+        add(key, shapes, count)
     for key, counts in noted.items():
-        more = lines.setdefault(key, {"shapes": [], "count": 0})
-        shapes = [json.loads(shape) for shape in counts]
-        more["shapes"] += [shape for shape in shapes if shape not in more["shapes"]]
-        more["count"] += sum(counts.values())
-    return lines
+        add(key, [json.loads(shape) for shape in counts], sum(counts.values()))
+    return found

@@ -26,11 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CacheError, CompileError, InvalidOperandError
-from . import frames, locks
+from . import files, frames, locks
 from .failures import Failures
-from .files import inside, is_same, objection, read_quietly, remove, touch, write
-from .folder import default_folder, failing, is_there, prepare
-from .limits import LOCK_SECONDS
+from .turns import LOCK_SECONDS
 
 # A kernel is 50 KB to 2 MB.
 MAX_BYTES = 1 << 30
@@ -44,23 +42,15 @@ Track = Callable[[list[Path]], Iterable[Path]]
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(frames.Header):
     """A kernel in the cache.
 
     Attributes:
-        digest: its key, in hexadecimal digits.
-        info: what `obtain` was told of it.
-        seconds: how long it took to compile.
-        made: when, as seconds of the epoch.
         read: when it was read last; the entry that has not been read for longest is evicted first.
         size: bytes on disk.
         path: where it lies.
     """
 
-    digest: str
-    info: dict[str, str | float | int]
-    seconds: float
-    made: float
     read: float
     size: int
     path: Path
@@ -112,17 +102,15 @@ class KernelStore:
         """
         if max_bytes <= 0:
             raise InvalidOperandError(f"max_bytes is {max_bytes}; expected a positive number of bytes")
-        self.folder = (folder or default_folder()).absolute()
+        self.folder = (folder or files.default_folder()).absolute()
         self.max_bytes = max_bytes
         self._failures = Failures(self.folder)
 
     def get(self, digest: bytes) -> bytes | None:
         """The kernel of this key, or None; an entry that is damaged or unsafe counts as absent."""
-        try:
+        with self._optional():
             return self._read(digest)
-        except CacheError as error:
-            self._warn(error)
-            return None
+        return None
 
     def obtain(
         self,
@@ -165,7 +153,9 @@ class KernelStore:
             try:
                 kernel = make()
             except CompileError as error:
-                self._remember(digest, fingerprint, error)
+                with self._optional(), files.failing(self.folder, "written"):
+                    files.prepare(self.folder)
+                    self._failures.remember(digest, fingerprint, error)
                 raise
             self._publish(digest, kernel, info, time.perf_counter() - start)
         return kernel, "compiled"
@@ -184,10 +174,7 @@ class KernelStore:
         return sorted(found, key=lambda entry: (str(entry.info.get("name", "")), entry.digest))
 
     def verify(self, track: Track = iter) -> Verification:
-        """Reads every entry whole and moves those that are damaged or unsafe to the quarantine.
-
-        Args:
-            track: shows how far it has come.
+        """Reads every entry whole, as `track` shows; moves those that are damaged or unsafe to the quarantine.
 
         Raises:
             CacheError: the folder is unsafe or cannot be read.
@@ -197,7 +184,7 @@ class KernelStore:
             # It may be evicted meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 status = path.lstat()
-                reason = objection(status) or _damage(path)
+                reason = files.objection(status) or _damage(path)
                 checked += 1
                 if reason:
                     damaged.append(Damage(path, reason, self._quarantine(path, status)))
@@ -219,37 +206,33 @@ class KernelStore:
         Raises:
             CacheError: the folder is unsafe or cannot be read or written.
         """
-        if not is_there(self.folder):
+        if not files.is_there(self.folder):
             return Pruning(0, 0, 0, 0)
         # Refuses links: what they lead to is not to be pruned.
-        prepare(self.folder)
+        files.prepare(self.folder)
         limit = self.max_bytes if max_bytes is None else max_bytes
         oldest = 0.0 if older_than is None else time.time() - older_than
-        with failing(self.folder, "written"):
+        with files.failing(self.folder, "written"):
             pruning = self._evict(0 if everything else limit, oldest)
             self._tidy(everything=everything)
         return pruning
 
-    # ------------------------------------------------------------------------------------------------------------------
-    # Entries
-    # ------------------------------------------------------------------------------------------------------------------
-
     def _read(self, digest: bytes) -> bytes | None:
-        if not is_there(self.folder):
+        if not files.is_there(self.folder):
             return None
-        prepare(self.folder)
+        files.prepare(self.folder)
         path = self._path(digest)
-        with failing(self.folder, "read"):
+        with files.failing(self.folder, "read"):
             try:
                 status = path.lstat()
                 if not stat.S_ISREG(status.st_mode):
                     # A link, a pipe, a folder: reading could end up elsewhere or never, and it is in the way.
                     self._quarantine(path, status)
                     return None
-                if objection(status):
+                if files.objection(status):
                     return None
-                frame = read_quietly(path)
-                touch(path, status)
+                frame = files.read_quietly(path)
+                files.touch(path, status)
             except FileNotFoundError:
                 return None
         try:
@@ -261,25 +244,22 @@ class KernelStore:
     def _publish(self, digest: bytes, kernel: bytes, info: Mapping[str, str | float | int], seconds: float) -> None:
         header = frames.Header(digest.hex(), dict(info), seconds=round(seconds, 3), made=time.time())
         path = self._path(digest)
-        try:
-            prepare(self.folder)
-            with failing(self.folder, "written"):
-                path.parent.mkdir(mode=0o700, exist_ok=True)
-                write(path, frames.pack(header, kernel), self.folder / "tmp")
-                with contextlib.suppress(FileNotFoundError):
-                    touch(path, path.lstat())
-                self._evict(self.max_bytes)
-        except CacheError as error:
-            self._warn(error)
+        with self._optional(), files.failing(self.folder, "written"):
+            files.prepare(self.folder)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            files.write(path, frames.pack(header, kernel), self.folder / "tmp")
+            with contextlib.suppress(FileNotFoundError):
+                files.touch(path, path.lstat())
+            self._evict(self.max_bytes)
 
     def _path(self, digest: bytes) -> Path:
         name = _name(digest)
         return self.folder / "entries" / name[:2] / name[2:]
 
     def _paths(self) -> list[Path]:
-        if not is_there(self.folder):
+        if not files.is_there(self.folder):
             return []
-        with failing(self.folder, "read"):
+        with files.failing(self.folder, "read"):
             return [Path(folder, name) for folder, _, names in os.walk(self.folder / "entries") for name in names]
 
     def _evict(self, limit: int, oldest: float = 0.0) -> Pruning:
@@ -297,8 +277,8 @@ class KernelStore:
         kept, kept_bytes = len(found), sum(status.st_size for *_, status in found)
         removed = removed_bytes = 0
         for read, path, status in sorted(found, key=lambda item: item[0]):
-            if (kept_bytes > limit or read < 1e9 * oldest) and is_same(path, status):
-                remove(path)
+            if (kept_bytes > limit or read < 1e9 * oldest) and files.is_same(path, status):
+                files.remove(path)
                 removed, removed_bytes = removed + 1, removed_bytes + status.st_size
                 kept, kept_bytes = kept - 1, kept_bytes - status.st_size
         return Pruning(removed, removed_bytes, kept, kept_bytes)
@@ -308,8 +288,8 @@ class KernelStore:
         folder = self.folder / "quarantine"
         target = folder / f"{path.parent.name[:2]}{path.name[:64]}.{time.time_ns()}"
         try:
-            prepare(self.folder)
-            if not is_same(path, status):
+            files.prepare(self.folder)
+            if not files.is_same(path, status):
                 return None
             path.rename(target)
         except (OSError, CacheError):
@@ -318,61 +298,51 @@ class KernelStore:
         with contextlib.suppress(OSError):
             latest_first = sorted(folder.iterdir(), key=lambda p: p.lstat().st_ctime_ns, reverse=True)
             for old in latest_first[_QUARANTINED:]:
-                remove(old)
+                files.remove(old)
         return target
 
     def _tidy(self, *, everything: bool) -> None:
-        for path in inside(self.folder / "quarantine"):
-            remove(path)
+        for path in files.inside(self.folder / "quarantine"):
+            files.remove(path)
         self._failures.sweep(everything=everything)
-        for path in inside(self.folder / "validations") if everything else ():
-            remove(path)
-        for path in inside(self.folder / "locks"):
+        for path in files.inside(self.folder / "validations") if everything else ():
+            files.remove(path)
+        for path in files.inside(self.folder / "locks"):
             if path.is_file() and not path.is_symlink():
                 locks.remove(path)
             else:
-                remove(path)
-        for path in inside(self.folder / "tmp"):
+                files.remove(path)
+        for path in files.inside(self.folder / "tmp"):
             # A younger one may be about to be renamed into its place, as may one that is gone by now.
             with contextlib.suppress(FileNotFoundError):
                 if abs(time.time() - path.lstat().st_mtime) > _STALE_SECONDS:
-                    remove(path)
-
-    # ------------------------------------------------------------------------------------------------------------------
-    # Around a compile
-    # ------------------------------------------------------------------------------------------------------------------
-
-    def _remember(self, digest: bytes, fingerprint: str, error: CompileError) -> None:
-        try:
-            prepare(self.folder)
-            with failing(self.folder, "written"):
-                self._failures.remember(digest, fingerprint, error)
-        except CacheError as problem:
-            self._warn(problem)
+                    files.remove(path)
 
     def _remembered(self, digest: bytes, fingerprint: str) -> CompileError | None:
         try:
-            return self._failures.recall(digest, fingerprint) if is_there(self.folder) else None
+            return self._failures.recall(digest, fingerprint) if files.is_there(self.folder) else None
         except CacheError:
             return None
 
     @contextlib.contextmanager
     def _alone(self, digest: bytes) -> Iterator[None]:
-        """Keeps other threads and processes from making the same kernel; where that cannot be, warns and goes on."""
+        """Keeps other threads and processes from making the same kernel, where that can be."""
         with contextlib.ExitStack() as stack:
-            try:
-                prepare(self.folder)
-                with failing(self.folder, "locked"):
-                    stack.enter_context(locks.hold(self.folder / "locks" / _name(digest), LOCK_SECONDS))
-            except CacheError as error:
-                self._warn(error)
+            with self._optional(), files.failing(self.folder, "locked"):
+                files.prepare(self.folder)
+                stack.enter_context(locks.hold(self.folder / "locks" / _name(digest), LOCK_SECONDS))
             yield
 
-    def _warn(self, error: CacheError) -> None:
-        # Of what follows from the same cause (first it cannot be locked, then it cannot be written), one is enough.
-        if self.folder not in _warned:
-            _warned.add(self.folder)
-            warnings.warn(f"going on without a kernel cache: {error}", RuntimeWarning, stacklevel=4)
+    @contextlib.contextmanager
+    def _optional(self) -> Iterator[None]:
+        """A block that needs the cache; where it cannot be used, warns and goes on behind the block."""
+        try:
+            yield
+        except CacheError as error:
+            # Of what follows from the same cause (first it cannot be locked, then it cannot be written), one is enough.
+            if self.folder not in _warned:
+                _warned.add(self.folder)
+                warnings.warn(f"going on without a kernel cache: {error}", RuntimeWarning, stacklevel=5)
 
 
 _warned: set[Path] = set()
@@ -384,18 +354,18 @@ def _name(digest: bytes) -> str:
 
 def _entry(path: Path) -> Entry:
     status = path.lstat()
-    reason = objection(status)
+    reason = files.objection(status)
     if reason:
         raise frames.DamagedError(reason)
     # Several times what a key with its names takes.
-    header = frames.peek(read_quietly(path, 64 << 10))
+    header = frames.peek(files.read_quietly(path, 64 << 10))
     return Entry(**vars(header), read=status.st_atime, size=status.st_size, path=path)
 
 
 def _damage(path: Path) -> str:
     """Describes the damage to an entry; empty if there is none."""
     try:
-        frames.unpack(read_quietly(path))
+        frames.unpack(files.read_quietly(path))
     except frames.DamagedError as error:
         return str(error)
     except FileNotFoundError:

@@ -7,53 +7,34 @@ that process ends, and not before: a compiler whose caller was killed still take
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import CacheError
 from ..generator import machine
 from . import locks
-from .folder import default_folder, failing, prepare
-from .limits import COMPILE_BYTES, LOCK_SECONDS
+from .files import default_folder, failing, prepare, temporary_folder
+
+COMPILE_BYTES = 2 << 30
+"""Memory of one compiler process: sm90 kernels take 1.9 GB, their companions and kernels of sm80 half of it or less."""
+
+COMPILE_SECONDS = 900.0
+"""For one compiler process: many times what it takes on a busy machine."""
+
+LOCK_SECONDS = 2 * COMPILE_SECONDS + 60.0
+"""For the process that compiles a kernel, which may run its two compilers one after the other. Longer than they may
+take, so that who waits gets their kernel or their error; only for one that was stopped is it ever this long."""
 
 _PAUSE_SECONDS = 0.1
 
 
-class Turn:
-    """The right to run one compiler process."""
+def wait(check: Callable[[], None]) -> locks.Lock | None:
+    """The next turn, a lock; waits for it, and meanwhile calls `check`, which may raise.
 
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self._path = path
-
-    def hand_over(self) -> None:
-        """Leaves the turn to the process that has inherited the descriptor."""
-        locks.close(self.descriptor)
-
-    def end(self) -> None:
-        """Ends a turn that no process has inherited."""
-        locks.unlock(self._path, self.descriptor)
-
-    def clear(self) -> None:
-        """Removes the file once the turn has ended."""
-        try:
-            locks.remove(self._path)
-        except OSError:
-            return  # it is in nobody's way
-
-
-def wait(check: Callable[[], None]) -> Turn | None:
-    """The next turn; waits for it. One is always to be had, however little memory there is.
-
-    Args:
-        check: called meanwhile; may raise.
-
-    Returns:
-        The turn; None, with a warning, where all are held by processes that do not end, stopped ones say, or where
-        locks cannot be had.
+    One is always to be had, however little memory there is. None, with a warning, where all are held by processes that
+    do not end, stopped ones say, or where locks cannot be had.
     """
     seen: object = None
     deadline = 0.0
@@ -74,33 +55,25 @@ def wait(check: Callable[[], None]) -> Turn | None:
         time.sleep(_PAUSE_SECONDS)
 
 
-def _take(limit: int) -> tuple[list[Path], Turn | None]:
+def _take(limit: int) -> tuple[list[Path], locks.Lock | None]:
     """The files of the turns, none where locks cannot be had; and one of them, if it is free."""
-    for folder in _folders():
-        # Of a folder that several machines share, each counts its own.
-        paths = [folder / "locks" / f"{os.uname().nodename}-compiler-{number}" for number in range(limit)]
+    # In the cache, else, where that is read-only or unsafe, among the temporary files.
+    for find in (default_folder, temporary_folder):
         try:
+            folder = find()
+            # Of a folder that several machines share, each counts its own.
+            paths = [folder / "locks" / f"{os.uname().nodename}-compiler-{number}" for number in range(limit)]
             prepare(folder)
             with failing(folder, "locked"):
                 for path in paths:
-                    descriptor = locks.try_lock(path)
-                    if descriptor is not None:
-                        os.utime(descriptor)
-                        return paths, Turn(path, descriptor)
-        except CacheError:
+                    turn = locks.try_lock(path)
+                    if turn is not None:
+                        os.utime(turn.descriptor)
+                        return paths, turn
+        except (CacheError, FileNotFoundError):
             continue
         return paths, None
     return [], None
-
-
-def _folders() -> Iterator[Path]:
-    """Where locks may be had: in the cache, else, where that is read-only or unsafe, among the temporary files."""
-    for find in (default_folder, lambda: Path(tempfile.gettempdir(), f"atomr_cutlass-{os.geteuid()}")):
-        try:
-            folder = find()
-        except (CacheError, FileNotFoundError):
-            continue
-        yield folder
 
 
 def _identity(path: Path) -> object:

@@ -7,10 +7,7 @@ import json
 from pathlib import Path
 
 from ..errors import CacheError
-from .files import is_safe, read_quietly, write
-from .folder import default_folder, is_there, prepare
-
-FOLDER = "validations"
+from .files import default_folder, is_there, prepare, read_record, write
 
 _MOST_BYTES = 1 << 16
 
@@ -21,15 +18,9 @@ def recall(identity: str) -> str | None:
         folder = default_folder()
         if not is_there(folder):
             return None
-    except CacheError:
-        return None
-    path = _path(folder, identity)
-    if not is_safe(path):
-        return None
-    try:
-        said = json.loads(read_quietly(path, _MOST_BYTES))
+        said = read_record(_path(folder, identity), _MOST_BYTES)
         return str(said["wrong"]) if said["identity"] == identity else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (CacheError, OSError, ValueError, KeyError):
         return None
 
 
@@ -45,4 +36,4 @@ def remember(identity: str, wrong: str) -> None:
 def _path(folder: Path, identity: str) -> Path:
     import hashlib  # loads OpenSSL, which importing the package need not
 
-    return folder / FOLDER / hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()
+    return folder / "validations" / hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()

@@ -81,18 +81,7 @@ class Nvrtc:
 
 
 def compile_source(library: str, name: str, source: str, options: list[str], image: str) -> tuple[bytes | None, str]:
-    """Compiles with NVRTC.
-
-    Args:
-        library: path of NVRTC.
-        name: the source's name in the compiler's messages.
-        source: CUDA C++.
-        options: NVRTC's.
-        image: `cubin` or `ptx`.
-
-    Returns:
-        The image, None when the source does not compile, and the compiler's log.
-    """
+    """Compiles with the NVRTC of a path; see `Nvrtc.compile`."""
     return Nvrtc(library).compile(name, source, options, image)
 
 

@@ -26,7 +26,7 @@ from ..generator.render import render
 from ..generator.seal import seal
 from ..jit import kernels
 from ..jit import toolchain as jit_toolchain
-from ..jit.limits import COMPILE_SECONDS
+from ..jit.turns import COMPILE_SECONDS
 from .pack_build import compiled, package_facts, verified
 
 FLAGS = (

@@ -13,7 +13,7 @@ from ..checks import check_count, expect, shown
 from ..errors import InvalidOperandError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
-from ..jit.keyed_locks import renewed
+from ..jit.locks import renewed
 
 Extents: TypeAlias = "tuple[int | tuple[int, ...], ...]"
 

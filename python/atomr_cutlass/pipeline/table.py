@@ -19,7 +19,7 @@ from ..errors import CutlassError, InvalidOperandError, LibraryError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..generator.key import KernelKey
-from ..jit.keyed_locks import renewed
+from ..jit.locks import renewed
 from .candidate import KernelInfo
 
 if TYPE_CHECKING:

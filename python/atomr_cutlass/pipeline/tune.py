@@ -215,8 +215,8 @@ def _turn(gpus: Sequence[int]) -> Iterator[int]:
     try:
         while True:
             tried = ((index, locks.try_lock(path)) for index, path in paths.items())  # stops at the first that is free
-            index, descriptor = next((pair for pair in tried if pair[1] is not None), (-1, None))
-            if descriptor is not None:
+            index, lock = next((pair for pair in tried if pair[1] is not None), (-1, None))
+            if lock is not None:
                 break
             time.sleep(_PAUSE_SECONDS)
     except OSError as error:
@@ -224,7 +224,7 @@ def _turn(gpus: Sequence[int]) -> Iterator[int]:
     try:
         yield index
     finally:
-        locks.unlock(paths[index], descriptor)
+        lock.unlock()
 
 
 def import_csv(

@@ -1,12 +1,12 @@
-"""CutlassActor: requests as messages, served by plans that it keeps."""
+"""CutlassActor: requests as messages, served by plans that it keeps; and props, which make any number of actors."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
+from contextvars import copy_context
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
@@ -14,7 +14,7 @@ from ..arrays import operands
 from ..checks import check_count, check_index, check_options, shown
 from ..errors import ContextPoisonedError, InvalidOperandError, LibraryError
 from ..jit import kernels
-from ..jit.keyed_locks import KeyedLocks, renewed
+from ..jit.locks import KeyedLocks, renewed
 from ..pipeline.bindings import Binding
 from ..pipeline.call import ParsedCall
 from ..pipeline.operation import operands_of, operation_of, planned_operations, settled
@@ -22,7 +22,7 @@ from ..pipeline.plan_cache import CachedPlan, PlanCache, PlanKey
 from ..pipeline.planner import plan
 from ..pipeline.request import Request
 from .in_flight import BoundOperand, Work, launched
-from .messages import Compute, CutlassMsg, Launch, RefitMessage, RefitMsg, Run
+from .messages import Compute, CutlassMsg, Launch, Refit, RefitMsg, Run
 
 if TYPE_CHECKING:  # Pykka is imported when a mailbox is started
     import pykka
@@ -67,6 +67,8 @@ class CutlassActor:
         plan_cache: the plans, by `request.plan_key()`.
         mock: whether this is the actor without a GPU.
         device: index of the GPU.
+        dispatched: how many messages came, those that failed included.
+        poisoned: why every message is refused, or None.
         rendered: in mock mode, (source, kernel name) of what was rendered, in order.
     """
 
@@ -118,8 +120,8 @@ class CutlassActor:
         self._stream = None if stream is None else operands.stream_handle(stream)
         self._in_flight = in_flight
         self._bindings: dict[PlanKey, BoundOperand] = {}
-        self._poisoned: ContextPoisonedError | None = None
-        self._dispatched = 0
+        self.poisoned: ContextPoisonedError | None = None
+        self.dispatched = 0
         self._mailbox: pykka.ActorRef[Any] | None = None
         self._lock = renewed(self, "_lock", threading.Lock)
         self._keys = KeyedLocks()
@@ -128,16 +130,6 @@ class CutlassActor:
     def prebuilt_active() -> bool:
         """Whether kernels were compiled into this installation; packs do not count."""
         return any(not row["pack"] for row in _core.rows())
-
-    @property
-    def dispatched(self) -> int:
-        """How many messages came, those that failed included."""
-        return self._dispatched
-
-    @property
-    def poisoned(self) -> ContextPoisonedError | None:
-        """Why every message is refused, or None."""
-        return self._poisoned
 
     def handle(self, msg: CutlassMsg) -> Any:
         """Serves a message and waits until that is done.
@@ -159,23 +151,23 @@ class CutlassActor:
     def _begin(self, msg: Any) -> Work:
         """Launches the work of a message. Its errors and its reply are the work's result."""
         with self._lock:
-            self._dispatched += 1
+            self.dispatched += 1
         reply = msg.request.reply if isinstance(msg, Run) else None
         try:
-            work = Work(lambda: None) if self._poisoned else self._serve(msg)
+            work = Work(lambda: None) if self.poisoned else copy_context().run(self._serve, msg)
         except BaseException as error:  # noqa: BLE001 - the answer
             work = _failed(error)
         return Work(lambda: settled(reply, lambda: self._answer(work)), work.stream)
 
     def _answer(self, work: Work) -> Any:
-        if self._poisoned is None:
+        if self.poisoned is None:
             try:
                 return work.result()
             except ContextPoisonedError as error:
                 if self._poison(error):
                     raise
         raise ContextPoisonedError(
-            f"refused, since this process has lost its CUDA context: {self._poisoned}; work goes on in a fresh process "
+            f"refused, since this process has lost its CUDA context: {self.poisoned}; work goes on in a fresh process "
             "only (ac.supervise)"
         )
 
@@ -200,30 +192,22 @@ class CutlassActor:
             self._bindings.pop(key, None)
 
     def _serve(self, msg: Any) -> Work:
-        with self._told_of(msg):
-            if isinstance(msg, RefitMessage):
-                return self._refit(msg.msg)
-            if isinstance(msg, Compute):
-                if msg.operands is None:
-                    made = self._render(msg.request)
-                    return Work(lambda: made)
-                self._refuse_if_mock()
-                return self._compute(msg.request, msg.launch)
-            if isinstance(msg, Run):
-                self._refuse_if_mock()
-                return self._call(msg)
+        """Launches the work of a message; in a context of its own, which compilations and their errors look at."""
+        kernels.called_from.set(getattr(msg, "made_at", ""))
+        if self._compile_sink is not None:
+            kernels.compile_sink.set(self._show)
+        if isinstance(msg, Refit):
+            return self._refit(msg.msg)
+        if isinstance(msg, Compute) and msg.operands is None:
+            made = self._render(msg.request)
+            return Work(lambda: made)
+        if isinstance(msg, (Compute, Run)) and self.mock:
+            raise LibraryError("mock", "operands need a GPU, which this actor does without: leave them out")
+        if isinstance(msg, Compute):
+            return self._compute(msg.request, msg.imported)
+        if isinstance(msg, Run):
+            return self._call(msg)
         raise InvalidOperandError(f"msg is a {type(msg).__name__}; expected a CutlassMsg, such as CutlassMsg.Gemm")
-
-    @contextlib.contextmanager
-    def _told_of(self, msg: Any) -> Iterator[None]:
-        """Passes the block's compilations to the compile sink, and has its errors say where the message was made."""
-        sink = kernels.compile_sink.set(self._show if self._compile_sink is not None else kernels.compile_sink.get())
-        site = kernels.called_from.set(getattr(msg, "made_at", ""))
-        try:
-            yield
-        finally:
-            kernels.called_from.reset(site)
-            kernels.compile_sink.reset(sink)
 
     def _show(self, source: str, name: str) -> None:
         if self._compile_sink is not None:
@@ -232,28 +216,34 @@ class CutlassActor:
             except Exception as error:  # noqa: BLE001 - whatever the caller's sink does
                 _warn(f"the compile sink failed on {name}: {error!r}")
 
-    def _refuse_if_mock(self) -> None:
-        if self.mock:
-            raise LibraryError("mock", "operands need a GPU, which this actor does without: leave them out")
-
     # Without operands
 
     def _render(self, request: Request) -> Any:
         key = request.plan_key()
-        found = self.plan_cache.get(key)
-        if found is not None:
-            return found
-        with self._keys.hold(key):
-            found = self.plan_cache.peek(key)
-            if found is not None:
-                return found
+
+        def render() -> CachedPlan:
             source, name = request.render_cu()
             if self.mock:
                 self.rendered.append((source, name))
             self._show(source, name)
-            made = CachedPlan(key, source, name)
-            self.plan_cache.insert(made)
-            return made
+            return CachedPlan(key, source, name)
+
+        return self._plan(key, render, rendered=True)
+
+    def _plan(self, key: PlanKey, make: Callable[[], Any], *, rendered: bool = False) -> Any:
+        """The plan of a key, made once for all threads that want it; with `rendered`, one that is only that will do."""
+
+        def is_wanted(found: Any) -> bool:
+            return found is not None and (rendered or not isinstance(found, CachedPlan))
+
+        found = self.plan_cache.get(key)
+        if not is_wanted(found):
+            with self._keys.hold(key):
+                found = self.plan_cache.peek(key)
+                if not is_wanted(found):
+                    found = make()
+                    self.plan_cache.insert(found, key)
+        return found
 
     # With operands
 
@@ -265,7 +255,7 @@ class CutlassActor:
         key = request.plan_key()
         if request.binding is not None and key not in self._bindings and not _bound_operand(request, launch):
             raise _unbound(request)  # before a plan is made, which can take a compilation
-        made = self._plan(request, key)
+        made = self._plan(key, lambda: self._planner(request, self.device))
         reached = self._launch(made, request, key, launch)
         return Work(launch.finished, launch.stream, (reached,))
 
@@ -278,19 +268,8 @@ class CutlassActor:
         _core.order_streams(work.device, work.stream, self._stream)
         return self._stream
 
-    def _plan(self, request: Request, key: PlanKey) -> Any:
-        found = self.plan_cache.get(key)
-        if found is not None and not isinstance(found, CachedPlan):
-            return found
-        with self._keys.hold(key):
-            found = self.plan_cache.peek(key)
-            if found is None or isinstance(found, CachedPlan):
-                found = self._planner(request, self.device)
-                self.plan_cache.insert(found, key)
-            return found
-
     def _call(self, msg: Run) -> Work:
-        call = msg.call
+        call = msg.imported
         if not call.on_gpu:
             result = call.run()
             return Work(lambda: result)
@@ -342,22 +321,52 @@ class CutlassActor:
                 + ("give the request binding='a name', and send" if key.binding is None else "send")
                 + f" a {_message_of(key)} message with {planned_operations()[key.op].bound} first"
             )
-        weights = msg.staged
+        weights = msg.imported
         reached = bound.refit(weights)
         return Work(lambda: None, weights[0].stream, reached, kept=weights)
 
     def _poison(self, error: ContextPoisonedError) -> bool:
         """Whether this is the error that lost the context, or the first that said so."""
         with self._lock:
-            if self._poisoned is not None:
+            if self.poisoned is not None:
                 return False
-            self._poisoned = error
+            self.poisoned = error
         if self._on_poisoned is not None:
             try:
                 self._on_poisoned(error)
             except Exception as failure:  # noqa: BLE001 - whatever the caller's hook does
                 _warn(f"on_poisoned failed: {failure!r}")
         return True
+
+
+@dataclass(frozen=True)
+class CutlassProps:
+    """How to make actors.
+
+    Attributes:
+        plan_cache_capacity: how many plans each keeps.
+        stream: where the work of messages that name no stream goes, or None; see `CutlassActor`.
+        mock: whether they do without a GPU.
+    """
+
+    plan_cache_capacity: int
+    stream: Any = None
+    mock: bool = False
+
+    def create(self, *, mock: bool | None = None, **options: Any) -> CutlassActor:
+        """A new actor; `mock`, where it is given, overrides, and `options` are further arguments of CutlassActor."""
+        chosen = {"mock": self.mock if mock is None else mock, "stream": self.stream}
+        return CutlassActor(self.plan_cache_capacity, **{**chosen, **options})
+
+
+def props(plan_cache_capacity: int, *, stream: Any = None) -> CutlassProps:
+    """How to make actors that keep this many plans each, and launch on this stream; see `CutlassActor`."""
+    return CutlassProps(plan_cache_capacity, stream)
+
+
+def mock_props(plan_cache_capacity: int = 64) -> CutlassProps:
+    """How to make actors for tests where there is no GPU: they only render, and refuse operands (LibraryError)."""
+    return CutlassProps(plan_cache_capacity, mock=True)
 
 
 def _failed(error: BaseException) -> Work:

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import _core
 from ..errors import CutlassError, InvalidOperandError
-from ..jit.keyed_locks import renewed
+from ..jit.locks import renewed
 from ..pipeline.bindings import Binding, Weights
 
 _READS_KEPT = 64
@@ -31,13 +31,9 @@ class Work:
         events: tuple[_core.Event, ...] = (),
         kept: object = None,
     ) -> None:
-        """Holds work.
+        """Holds work that is done when its events are reached; `finish` makes the answer, or raises it.
 
-        Args:
-            finish: makes the answer, or raises it.
-            stream: where the work was launched.
-            events: when they have been reached, it is done.
-            kept: objects that the work uses and `finish` does not.
+        It uses what is kept, and what `finish` has.
         """
         self.stream = stream
         self._finish: Callable[[], Any] | None = finish

@@ -27,17 +27,10 @@ _IDLE_SECONDS = 10.0
 
 
 def start(begin: Callable[[Any], Work], in_flight: int) -> pykka.ActorRef[Any]:
-    """Starts a thread that hands messages to `begin` in the order in which they were sent.
+    """Starts a thread that hands messages to `begin` in the order in which they were sent; see `CutlassActor.start`.
 
-    Args:
-        begin: launches what a message asks for; whatever it raises ends the mailbox, so errors are the work's result.
-        in_flight: how many works are in flight at most. As many messages may wait in the mailbox; then sending waits,
-            but not in threads that run an event loop.
-
-    Returns:
-        The mailbox: `ask(message, block=False)` gives a future, for `get()` or `await`, of the work's result; `tell`
-        wants no answer, and errors are logged; `stop()` ends the thread after what was sent before, when all of it is
-        answered. The interpreter's exit does too, so that work in flight is not cut off.
+    Whatever `begin` raises ends the mailbox, so errors are the work's result. `in_flight` is how many works are in
+    flight at most, and how many messages wait in the mailbox before sending waits.
     """
     return _Mailbox.start(begin, in_flight)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from .. import _core
 from ..arrays import operands
@@ -37,6 +37,7 @@ class _ByName(type):
         return sorted({*super().__dir__(), *_messages()})
 
 
+@dataclass(frozen=True, eq=False)
 class CutlassMsg(metaclass=_ByName):
     """A message to a CutlassActor; what there is are its attributes (`dir` lists them).
 
@@ -48,34 +49,36 @@ class CutlassMsg(metaclass=_ByName):
     in the answer.
     """
 
-    Refit: ClassVar[type[RefitMessage]]
-    made_at: str
+    made_at: str = field(init=False, repr=False, default_factory=kernels.call_site)
     """File and line of the code that made the message: it is served where that cannot be seen."""
 
-    def __new__(cls, *_: Any, **__: Any) -> Any:
-        """Notes where this is."""
-        made = super().__new__(cls)
-        object.__setattr__(made, "made_at", kernels.call_site())
-        return made
 
+@dataclass(frozen=True, eq=False)
+class _Importing(Generic[T]):
+    """What imports arrays where it is made."""
 
-@dataclass(frozen=True)
-class Result:
-    """Where a result goes.
+    _kept: Any = field(init=False, repr=False, default=None)
 
-    Attributes:
-        array: the array that the sender gets, or None for JAX (see `operands.finished`).
-        view: its memory, dimensions as they lie in it.
-        layout: the order in which the sender names them, where that is another.
-    """
+    def _import(self, make: Callable[[], T]) -> None:
+        """Keeps what is made of the arrays, or the error for the answer."""
+        try:
+            kept: Any = make()
+        except CutlassError as error:
+            # Without the frames that led here, which hold the operands.
+            kept = error.with_traceback(None)
+        object.__setattr__(self, "_kept", kept)
 
-    array: Any
-    view: _core.Operand
-    layout: str = "nhwc"
+    @property
+    def imported(self) -> T:
+        """What was made of the arrays.
 
-    def finished(self, stream: int) -> Any:
-        """The reply to the sender, once the stream has been awaited."""
-        return from_nhwc(operands.finished(self.array, self.view, stream), self.layout)
+        Raises:
+            InvalidOperandError, UnsupportedError: what is wrong with them.
+        """
+        if isinstance(self._kept, CutlassError):
+            raise self._kept
+        kept: T = self._kept
+        return kept
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,9 @@ class Launch:
         named: whether the sender named it.
         arrays: views that keep the arrays alive, by name (`a`, `x`, `scale_a`, ... and `out`; of lists `a[0]`, ...), in
             the order of a plan's call; no `b` where the plan has one bound.
-        results: behind the last of them.
+        results: behind the last of them: the array that the sender gets, or None for JAX (see `operands.finished`), and
+            its memory, with dimensions as they lie in it.
+        layout: the order in which the sender names the results' dimensions.
         listed: whether the sender gets a list.
     """
 
@@ -96,37 +101,23 @@ class Launch:
     stream: int
     named: bool
     arrays: dict[str, _core.Operand]
-    results: tuple[Result, ...]
+    results: tuple[tuple[Any, _core.Operand], ...]
+    layout: str = "nhwc"
     listed: bool = False
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to compute."""
-        return all(0 in result.view.shape for result in self.results)
+        return all(0 in view.shape for _, view in self.results)
 
     def finished(self) -> Any:
         """The reply to the sender, once the stream has been awaited."""
-        done = [result.finished(self.stream) for result in self.results]
+        done = [from_nhwc(operands.finished(array, view, self.stream), self.layout) for array, view in self.results]
         return done if self.listed else done[0]
 
 
-def _kept(make: Callable[[], T]) -> T | CutlassError:
-    """The value made of a message's arrays, or the error that it raised, kept for the answer."""
-    try:
-        return make()
-    except CutlassError as error:
-        # Without the frames that led here, which hold the operands.
-        return error.with_traceback(None)
-
-
-def _made(kept: T | CutlassError) -> T:
-    if isinstance(kept, CutlassError):
-        raise kept
-    return kept
-
-
 @dataclass(frozen=True, eq=False)
-class Compute(CutlassMsg):
+class Compute(_Importing[Launch], CutlassMsg):
     """A message that computes a request; without operands it renders and caches the kernel.
 
     Operands, `out` and `stream` are imported where the message is made; what is wrong with them is kept for the answer.
@@ -147,36 +138,21 @@ class Compute(CutlassMsg):
         InvalidOperandError: `request` is of another kind.
     """
 
-    _operations: ClassVar[tuple[PlannedOperation[Any], ...]]
+    kinds: ClassVar[tuple[type, ...]]
 
     request: Any
     operands: Any = field(default=None, repr=False)
     out: Any = field(default=None, kw_only=True, repr=False)
     stream: Any = field(default=None, kw_only=True)
-    _launch: Launch | CutlassError | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        kinds = tuple(operation.request_type for operation in self._operations)
-        if not isinstance(self.request, kinds):
-            expected = " or ".join(kind.__name__ for kind in kinds)
-            raise InvalidOperandError(f"request is a {type(self.request).__name__}; expected a {expected}")
-        made = None
+        expect(self.request, self.kinds, "request")
         if self.operands is not None:
-            made = _kept(lambda: _launch(self.request, self.operands, self.out, self.stream))
-        object.__setattr__(self, "_launch", made)
-
-    @property
-    def launch(self) -> Launch:
-        """The operands. There are some where the message has any.
-
-        Raises:
-            InvalidOperandError: they are not what the request says.
-        """
-        return _made(self._launch or InvalidOperandError("the message has no operands"))
+            self._import(lambda: _launch(self.request, self.operands, self.out, self.stream))
 
 
 @dataclass(frozen=True, eq=False)
-class Run(CutlassMsg):
+class Run(_Importing[ParsedCall], CutlassMsg):
     """A message that computes a request which has its arrays, and may have a reply, which gets the answer too.
 
     Attributes:
@@ -190,44 +166,14 @@ class Run(CutlassMsg):
     operation: ClassVar[CallOperation]
 
     request: Any
-    _call: ParsedCall | CutlassError = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         expect(self.request, self.operation.request_type or object, "request")
-        object.__setattr__(self, "_call", _kept(lambda: self.operation.call(self.request)))
-
-    @property
-    def call(self) -> ParsedCall:
-        """The request with its arrays checked.
-
-        Raises:
-            InvalidOperandError, UnsupportedError: what is wrong with them.
-        """
-        return _made(self._call)
-
-
-@functools.cache
-def _messages() -> dict[str, type[CutlassMsg]]:
-    """The messages of every operation, by name."""
-    planned: dict[str, list[PlannedOperation[Any]]] = {}
-    kinds: dict[str, type[CutlassMsg]] = {}
-    for operation in operations().values():
-        name = operation.message
-        if name is not None and isinstance(operation, PlannedOperation):
-            planned.setdefault(name, []).append(operation)
-        elif name is not None and isinstance(operation, CallOperation):
-            kinds[name] = _message(name, Run, operation=operation)
-    return kinds | {name: _message(name, Compute, _operations=tuple(found)) for name, found in planned.items()}
-
-
-def _message(name: str, base: type[CutlassMsg], **members: Any) -> type[CutlassMsg]:
-    """A kind of messages, known by the name under which it is sent, in pickles and tracebacks too."""
-    known_as = {"__module__": __name__, "__qualname__": f"CutlassMsg.{name}", "__doc__": base.__doc__}
-    return type(name, (base,), known_as | members)
+        self._import(lambda: self.operation.call(self.request))
 
 
 @dataclass(frozen=True, eq=False)
-class RefitMsg:
+class RefitMsg(_Importing[tuple[Weights, ...]]):
     """New values for the operand that a plan binds.
 
     Attributes:
@@ -243,27 +189,14 @@ class RefitMsg:
     plan_key: PlanKey
     weights: Any = field(repr=False)
     stream: Any = None
-    _staged: tuple[Weights, ...] | CutlassError = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.plan_key, PlanKey):
-            raise InvalidOperandError(
-                f"plan_key is a {type(self.plan_key).__name__}; expected a PlanKey, from request.plan_key()"
-            )
-        object.__setattr__(self, "_staged", _kept(lambda: import_weights(self.weights, self.stream)))
-
-    @property
-    def staged(self) -> tuple[Weights, ...]:
-        """The values, ready to be copied.
-
-        Raises:
-            InvalidOperandError: they are neither bytes nor an array.
-        """
-        return _made(self._staged)
+        expect(self.plan_key, PlanKey, "plan_key", "a PlanKey, from request.plan_key()")
+        self._import(lambda: import_weights(self.weights, self.stream))
 
 
 @dataclass(frozen=True, eq=False)
-class RefitMessage(CutlassMsg):
+class Refit(CutlassMsg):
     """Writes new values into the operand that a plan binds.
 
     Attributes:
@@ -273,15 +206,32 @@ class RefitMessage(CutlassMsg):
         InvalidOperandError: `msg` is no RefitMsg.
     """
 
+    __qualname__ = "CutlassMsg.Refit"
+
     msg: RefitMsg
 
     def __post_init__(self) -> None:
-        if not isinstance(self.msg, RefitMsg):
-            raise InvalidOperandError(f"msg is a {type(self.msg).__name__}; expected a RefitMsg")
+        expect(self.msg, RefitMsg, "msg")
 
 
-RefitMessage.__name__, RefitMessage.__qualname__ = "Refit", "CutlassMsg.Refit"
-CutlassMsg.Refit = RefitMessage
+@functools.cache
+def _messages() -> dict[str, type[CutlassMsg]]:
+    """The messages by name: those of every operation, under its own, and Refit."""
+    found: dict[str, type[CutlassMsg]] = {"Refit": Refit}
+    kinds: dict[str, tuple[type, ...]] = {}
+    for operation in operations().values():
+        name = operation.message
+        if name is not None and isinstance(operation, PlannedOperation):
+            kinds[name] = (*kinds.get(name, ()), operation.request_type)
+        elif name is not None and isinstance(operation, CallOperation):
+            found[name] = _message(name, Run, operation=operation)
+    return found | {name: _message(name, Compute, kinds=types) for name, types in kinds.items()}
+
+
+def _message(name: str, base: type[CutlassMsg], **members: Any) -> type[CutlassMsg]:
+    """A kind of messages, known by the name under which it is sent, in pickles and tracebacks too."""
+    known_as = {"__module__": __name__, "__qualname__": f"CutlassMsg.{name}", "__doc__": base.__doc__}
+    return type(name, (base,), known_as | members)
 
 
 def _launch(request: Request, given: Any, out: Any, stream: Any) -> Launch:
@@ -289,61 +239,47 @@ def _launch(request: Request, given: Any, out: Any, stream: Any) -> Launch:
     *table, result = operands_of(request)
     arrays = _arrays(request, given)
     _check_names(request, operation.bound, table, arrays)
-    first = next((arrays[slot.name] for slot in table if slot.name in arrays), None)
-    with operands.launching(stream, first, awaited=True):
-        return _imported(request, table, result, arrays, out, named=stream is not None)
-
-
-def _imported(
-    request: Request,
-    table: Sequence[OperandSlot],
-    result: OperandSlot,
-    arrays: dict[str, Any],
-    out: Any,
-    *,
-    named: bool,
-) -> Launch:
+    members = [(slot, *member) for slot in table if slot.name in arrays for member in _members(slot, arrays[slot.name])]
+    first = members[0][2]
     views: dict[str, _core.Operand] = {}
-    first = None
-    for slot in table:
-        for label, array, spec in _members(slot, arrays):
-            view = operands.as_operand(array, label)
-            first = (array, view, label) if first is None else first
-            _check_view(view, spec, label, first, slot.element)
-            if slot.written:
-                _check_written(array, view, label)
-            views[label] = _laid_out(view, spec)
-    assert first is not None  # noqa: S101 - `_check_names` has seen to it
-    results = _allocated(operation_of(request).result_layout(request), result, first) if out is None else []
-    for label, array, spec in [] if out is None else _members(result, {"out": out}):
-        view = operands.as_operand(array, label)
-        _check_written(array, view, label)
-        _check_view(view, spec, label, first)
-        results.append(Result(array, _laid_out(view, spec)))
-    for label, output in zip(result.labels, results, strict=True):
-        views[label] = from_nhwc(output.view, output.layout)
-    return Launch(first[1].device, operands.launch_stream().handle, named, views, tuple(results), result.listed)
-
-
-First = tuple[Any, _core.Operand, str]
-"""The first operand, its view and its name: its framework and its device are those of the message."""
+    with operands.launching(stream, first, awaited=True):
+        for slot, label, array, spec in members:
+            views[label] = _imported(array, label, spec, views, slot.element, written=slot.written)
+        if out is not None:
+            layout = "nhwc"
+            written = [(array, label, spec) for label, array, spec in _members(result, out)]
+            results = [(each[0], _imported(*each, views, written=True)) for each in written]
+        else:
+            layout = operation.result_layout(request)
+            device = next(iter(views.values())).device
+            results = [
+                operands.empty(
+                    tuple(spec.shape[i] for i in TO_NHWC) if layout == "nchw" else spec.shape, spec.dtype, device, first
+                )
+                for spec in result.specs
+            ]
+        handle = operands.launch_stream().handle
+    views |= {label: from_nhwc(view, layout) for label, (_, view) in zip(result.labels, results, strict=True)}
+    device = results[0][1].device
+    return Launch(device, handle, stream is not None, views, tuple(results), layout, result.listed)
 
 
 def _arrays(request: Request, given: Any) -> dict[str, Any]:
-    own = {slot.name for slot in operands_of(request)[:-1]}
-    if isinstance(given, Mapping) and own.issuperset(given):
-        return {name: array for name, array in given.items() if array is not None}
-    names = operation_of(request).names(request)
-    if isinstance(given, Mapping):
+    """The arrays of a message by name."""
+    if not isinstance(given, Mapping):
+        names = operation_of(request).names(request)
+        if not isinstance(given, Sequence) or isinstance(given, (str, bytes)) or not 1 <= len(given) <= len(names):
+            raise InvalidOperandError(
+                f"operands is a {type(given).__name__}; expected a mapping of {_listing(names)}, or a tuple in this "
+                "order"
+            )
+        given = dict(zip(names, given, strict=False))
+    elif not {slot.name for slot in operands_of(request)[:-1]}.issuperset(given):
+        names = operation_of(request).names(request)
         unknown = [name for name in given if name not in names]
         if unknown:
             raise InvalidOperandError(f"operands has {', '.join(map(repr, unknown))}; expected {_listing(names)}")
-        return {name: array for name, array in given.items() if array is not None}
-    if isinstance(given, Sequence) and not isinstance(given, (str, bytes)) and 1 <= len(given) <= len(names):
-        return {name: array for name, array in zip(names, given, strict=False) if array is not None}
-    raise InvalidOperandError(
-        f"operands is a {type(given).__name__}; expected a mapping of {_listing(names)}, or a tuple in this order"
-    )
+    return {name: array for name, array in given.items() if array is not None}
 
 
 def _listing(names: Sequence[str]) -> str:
@@ -367,49 +303,36 @@ def _check_names(request: Request, bound: str, table: Sequence[OperandSlot], arr
             raise InvalidOperandError(f"operands has {name}, but {why}")
 
 
-def _members(slot: OperandSlot, arrays: dict[str, Any]) -> list[tuple[str, Any, MatrixSpec]]:
-    """(name, array, its layout) of every array of an operand; nothing where it has been left out."""
-    if slot.name not in arrays:
-        return []
-    given = arrays_of(slot, arrays[slot.name])
-    return [(label, array, spec) for (label, array), spec in zip(given, slot.specs, strict=True)]
+def _members(slot: OperandSlot, given: Any) -> list[tuple[str, Any, MatrixSpec]]:
+    """(label, array, its layout) of every array of an operand."""
+    return [(label, array, spec) for (label, array), spec in zip(arrays_of(slot, given), slot.specs, strict=True)]
 
 
-def _allocated(layout: str, result: OperandSlot, first: First) -> list[Result]:
-    """New arrays for the results, of the framework of the first operand."""
-    array, view, _ = first
-    made = []
-    for spec in result.specs:
-        shape = spec.shape
-        if layout == "nchw":
-            shape = tuple(shape[i] for i in TO_NHWC)
-        made.append(Result(*operands.empty(shape, spec.dtype, view.device, array), layout))
-    return made
-
-
-def _laid_out(view: _core.Operand, spec: MatrixSpec) -> _core.Operand:
-    """The view, with strides that say something where there are no elements: plans compare them."""
-    if 0 not in view.shape:
-        return view
-    return _core.Operand(
-        view.pointer, view.shape, spec.strides, view.dtype, view.device_type, view.device, view.read_only, view
-    )
-
-
-def _check_written(array: Any, view: _core.Operand, name: str) -> None:
-    if operands.is_jax(array):
+def _imported(
+    array: Any,
+    name: str,
+    spec: MatrixSpec,
+    others: Mapping[str, _core.Operand],
+    element: tuple[int, int] | None = None,
+    *,
+    written: bool,
+) -> _core.Operand:
+    """The view of an array that is as the request says, and on the GPU of the others."""
+    view = operands.as_operand(array, name)
+    if written and operands.is_jax(array):
         cure = "leave out away" if name.startswith("out") else "give an array that may be written"
         raise InvalidOperandError(f"{name} is a JAX array, which cannot be written: {cure}")
-    if view.read_only:
+    if written and view.read_only:
         raise InvalidOperandError(f"{name} is read-only: give an array that may be written")
-
-
-def _check_view(
-    view: _core.Operand, spec: MatrixSpec, name: str, first: First, element: tuple[int, int] | None = None
-) -> None:
     check_operand(view, spec, name, element)
-    _, other, label = first
+    label, other = next(iter(others.items()), (name, view))
     if view.device != other.device:
         raise InvalidOperandError(
             f"{label} is on cuda:{other.device} and {name} on cuda:{view.device}: both must be on one GPU"
         )
+    if 0 not in view.shape:
+        return view
+    # With strides that say something where there are no elements: plans compare them.
+    return _core.Operand(
+        view.pointer, view.shape, spec.strides, view.dtype, view.device_type, view.device, view.read_only, view
+    )

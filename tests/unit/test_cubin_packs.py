@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -24,7 +23,7 @@ from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.seal import seal
 from atomr_cutlass.pipeline import pack
-from atomr_cutlass.pipeline.pack import LAYOUT, Built, Cubin, Pack
+from atomr_cutlass.pipeline.pack import LAYOUT, Cubin, Pack
 from damaged import damaged
 
 # None that an installation for tests has linked in: those of a pack give way to them.
@@ -32,7 +31,10 @@ LINKED = set(expand("smoke", [SmArch.SM80]))
 KEYS = [
     k for k in expand("full", [SmArch.SM80]) if k.math == "ieee" and k.d is D.F32 and k.op == "gemm" and k not in LINKED
 ][:3]
-BUILT = Built("0.1.0", _core.ABI_VERSION, LAYOUT, "nvrtc 13.0.88", {"cutlass": "c"}, {"CUTLASS": "BSD-3-Clause"})
+FACTS = {
+    "package": "0.1.0", "abi_version": _core.ABI_VERSION, "layout": LAYOUT, "compiler": "nvrtc 13.0.88",
+    "headers": {"cutlass": "c"}, "licenses": {"CUTLASS": "BSD-3-Clause"},
+}  # fmt: skip
 CASES_FILE = "cubin_pack_cases.py"
 
 
@@ -42,7 +44,7 @@ def _cubin(key: KernelKey, kernel: bytes = b"kernel", companion: bytes = b"compa
 
 def _pack(*keys: KernelKey, name: str = "model", **built: Any) -> Pack:
     cubins = tuple(_cubin(key, f"kernel {i}".encode() * 5) for i, key in enumerate(keys or KEYS))
-    return Pack(name, dataclasses.replace(BUILT, **built), cubins)
+    return Pack(name, FACTS | built, cubins)
 
 
 def _file(path: Path, made: Pack) -> Path:
@@ -184,7 +186,7 @@ assert not [k for k in ac.kernels() if k.pack]
 def test_a_frozen_process_computes_with_a_pack_of_cubins(tmp_path: Path) -> None:
     """On a GPU whose images are the paths of shared libraries."""
     images = {key: fake_kernels.compile_at_run_time(tmp_path / f"{key.name}.so", key) for key in KEYS}
-    made = Pack("model", BUILT, tuple(_cubin(key, image, image) for key, image in images.items()))
+    made = Pack("model", FACTS, tuple(_cubin(key, image, image) for key, image in images.items()))
     path = _file(tmp_path / "model.pack", made)
     outcome = fake_cases.outcome(CASES_FILE, fake_pack.make_driver(tmp_path / "driver"), [path])
     assert set(outcome) == set(fake_cases.names(CASES_FILE)) != set()

@@ -38,7 +38,7 @@ LAYERS = (
      "reference.tree_error"),
     ("cli.options", "epilogue.groups", "epilogue.results", "epilogue.validate", "ops.gemm.divided", "ops.gemm.scaled",
      "ops.gemm.search", "ops.gemm.transposed", "ops.grouped_gemm.kernels", "ops.grouped_gemm.reference",
-     "ops.quantize.operation", "pipeline.bindings", "pipeline.explanation", "pipeline.invocation", "pipeline.pack_nvcc",
+     "ops.quantize.operation", "pipeline.bindings", "pipeline.explanation", "pipeline.invocation",
      "pipeline.planning", "pipeline.probe", "pipeline.profiler_csv", "reference"),
     ("cli.cache", "cli.epilogue", "cli.installed", "cli.packs", "epilogue.bind", "ops.conv2d.validation",
      "ops.gemm.kernels", "ops.gemm.validation", "ops.gemv.problem", "ops.grouped_gemm.arguments",

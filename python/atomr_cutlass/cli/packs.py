@@ -16,7 +16,7 @@ from ..errors import InvalidOperandError, LibraryError
 from ..generator.key import KernelKey
 from ..generator.selection import Selection
 from ..jit import files
-from ..pipeline import pack, pack_build, pack_nvcc
+from ..pipeline import pack, pack_build
 from .options import AsJson
 from .output import complain, line, print_json, size_text
 
@@ -46,8 +46,8 @@ def build_command(
     as_json: AsJson = False,
 ) -> None:
     """Builds a pack of exactly the kernels of a file of keys, without a GPU."""
-    if compiler not in COMPILERS:
-        raise typer.BadParameter(f"{compiler!r}; valid: {', '.join(COMPILERS)}", param_hint="--compiler")
+    if compiler not in pack_build.COMPILERS:
+        raise typer.BadParameter(f"{compiler!r}; valid: {', '.join(pack_build.COMPILERS)}", param_hint="--compiler")
     try:
         selection = Selection(archs=arch, keys_file=str(keys), budget_cells=str(budget_cells), budget_mb=str(budget_mb))
         chosen, skipped = selection.keys(), selection.skipped()
@@ -59,20 +59,13 @@ def build_command(
         pack_build.dask_cluster(dask) if dask else contextlib.nullcontext() as executor,
         _progress(len(chosen)) as finished,
     ):
-        data = COMPILERS[compiler](chosen, output.stem, executor=executor, finished=finished)
+        data = pack_build.build(chosen, output.stem, compiler=compiler, executor=executor, finished=finished)
     _write(output, data)
     if as_json:
         left = [key.name for key in skipped]
         print_json({"path": str(output), "bytes": len(data), "skipped": left, **pack.read_manifest(output)})
     else:
         line(f"{output}: {len(chosen)} kernels, {size_text(len(data))}")
-
-
-def _cubins(*given: Any, **named: Any) -> bytes:
-    return pack.encode(pack_build.build(*given, **named))
-
-
-COMPILERS: dict[str, Callable[..., bytes]] = {"nvrtc": _cubins, "nvcc": pack_nvcc.build}
 
 
 @pack_app.command("list")

@@ -16,7 +16,7 @@ import json
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,31 +36,8 @@ _MOST_MANIFEST = 256 << 20
 LAYOUT = f"{_core.LAYOUT_DIGEST:016x}"
 """The digest of the ABI's layout, as manifests have it."""
 
-
-@dataclass(frozen=True)
-class Built:
-    """The tools that a pack's kernels were built with, and the versions they were built for.
-
-    Attributes:
-        package: version of this package.
-        abi_version: of the C ABI.
-        layout: digest of the ABI's layout, in hexadecimal digits.
-        compiler: such as `nvrtc 13.0.88`.
-        headers: digests of the headers, by whose they are.
-        licenses: the texts that hold for the kernels, by what they are of.
-    """
-
-    package: str
-    abi_version: int
-    layout: str
-    compiler: str
-    headers: Mapping[str, str]
-    licenses: Mapping[str, str]
-
-    @property
-    def cuda_version(self) -> int:
-        """Of the compiler; 13000 means 13.0."""
-        return cuda_version(self.compiler)
+BUILT = ("package", "abi_version", "layout", "compiler", "headers", "licenses")
+"""What a manifest says of how the pack was built; see `generator.manifest.manifest`."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +65,22 @@ class Cubin:
 
 @dataclass(frozen=True)
 class Pack:
-    """The contents of a pack. Two packs of one name are told apart by their files."""
+    """The contents of a pack. Two packs of one name are told apart by their files.
+
+    Attributes:
+        name: the pack's name.
+        built: how its kernels were built, by BUILT.
+        cubins: the kernels.
+    """
 
     name: str
-    built: Built
+    built: Mapping[str, Any]
     cubins: tuple[Cubin, ...]
+
+    @property
+    def cuda_version(self) -> int:
+        """Of the compiler; 13000 means 13.0."""
+        return cuda_version(self.built["compiler"])
 
     def manifest(self) -> dict[str, Any]:
         """Its manifest, as JSON-ready values."""
@@ -103,7 +91,7 @@ class Pack:
             )
             for cubin in self.cubins
         ]  # fmt: skip
-        return manifest(self.name, kernels, **asdict(self.built))
+        return manifest(self.name, kernels, **self.built)
 
 
 def is_pack(data: bytes) -> bool:
@@ -134,7 +122,7 @@ def decode(data: bytes, where: str) -> Pack:
     try:
         # First of all, for what follows may mean something else in another version.
         require_fit(told["abi_version"], told["layout"], where)
-        built = Built(**{one.name: told[one.name] for one in fields(Built)})
+        built = {name: told[name] for name in BUILT}
         cubins = []
         for entry in told["kernels"]:
             images = []
@@ -147,17 +135,8 @@ def decode(data: bytes, where: str) -> Pack:
                 if _sha256(images[-1]) != image["sha256"]:
                     raise _damaged(where, f"the code of {entry['name']} does not match its checksum")
             code, companion = images
-            cubins.append(
-                Cubin(
-                    key_file.parse(entry),
-                    code,
-                    companion,
-                    entry["content"],
-                    entry["shared_bytes"],
-                    entry["threads"],
-                    tuple(entry["verified"]),
-                )
-            )
+            facts = {name: entry[name] for name in ("content", "shared_bytes", "threads")}
+            cubins.append(Cubin(key_file.parse(entry), code, companion, **facts, verified=tuple(entry["verified"])))
         if start != len(data):
             raise _damaged(where, f"{len(data) - start} bytes follow its last image")
         return Pack(told["name"], built, tuple(cubins))
@@ -265,7 +244,7 @@ def merge(packs: Sequence[Pack], name: str) -> Pack:
     cubins: dict[KernelKey, Cubin] = {}
     for pack in packs:
         for attribute in ("abi_version", "layout", "compiler", "headers"):
-            ours, theirs = getattr(first.built, attribute), getattr(pack.built, attribute)
+            ours, theirs = first.built[attribute], pack.built[attribute]
             if ours != theirs:
                 raise LibraryError(
                     "pack", f"{first.name} and {pack.name} cannot be merged: {attribute} is {ours} and {theirs}"

@@ -20,6 +20,7 @@ from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..generator.key import KernelKey
 from ..jit.keyed_locks import renewed
+from . import devices
 from .candidate import KernelInfo
 
 if TYPE_CHECKING:
@@ -225,14 +226,14 @@ def load_pack(path: str | os.PathLike[str]) -> int:
 
 def _add_cubins(loaded: pack.Pack, path: Path) -> int:
     """Adds the kernels of a pack of cubins, all of whose bytes have been checked; how many are new."""
-    _require_runs(path, {cubin.key.arch for cubin in loaded.cubins}, loaded.built.cuda_version, ptx=False)
+    _require_runs(path, {cubin.key.arch for cubin in loaded.cubins}, loaded.cuda_version, ptx=False)
     with _cubins_lock:
         there = {info.name for info in _rows(_core.registry_generation())}
         new = [cubin for cubin in loaded.cubins if cubin.key.name not in there]
         for cubin in new:
             info = KernelInfo(
                 cubin.key.name, cubin.key, loaded.name, ptx=False, shared_bytes=cubin.shared_bytes,
-                threads=cubin.threads, cuda_version=loaded.built.cuda_version, content=cubin.content,
+                threads=cubin.threads, cuda_version=loaded.cuda_version, content=cubin.content,
             )  # fmt: skip
             _cubins[info.name] = (info, cubin)
         _core.note_table_growth()
@@ -257,17 +258,12 @@ def _require_runs(path: Path, archs: set[SmArch], cuda_version: int, *, ptx: boo
             f"{path} was built with CUDA {built}; the driver knows CUDA up to {known}: update the driver or build "
             "the pack with an older toolkit",
         )
-    gpus = sorted({_core.device_properties(index)["capability"] for index in range(_core.device_count())})
-    if archs and not any(_runs(arch, capability, ptx=ptx) for arch in archs for capability in gpus):
+    gpus = [devices.get(index) for index in range(_core.device_count())]
+    if archs and not any(devices.rank_arch(arch, gpu, ptx=ptx) is not None for arch in archs for gpu in gpus):
+        capabilities = sorted({gpu.capability for gpu in gpus})
         made_for = ", ".join(arch.value for arch in sorted(archs, key=lambda arch: arch.capability))
         raise LibraryError(
             "pack",
             f"{path} has code for {made_for}; GPUs here have compute capability "
-            f"{', '.join(f'{major}.{minor}' for major, minor in gpus)}: build the pack for their arch",
+            f"{', '.join(f'{major}.{minor}' for major, minor in capabilities)}: build the pack for their arch",
         )
-
-
-def _runs(arch: SmArch, capability: tuple[int, int], *, ptx: bool) -> bool:
-    made_for = arch.capability
-    newer = arch.portable and made_for <= capability and (ptx or made_for[0] == capability[0])
-    return made_for == capability or newer

@@ -69,12 +69,13 @@ def write(records: Iterable[TuneRecord], path: Path) -> int:
     return len(rows)
 
 
-def read(path: Path, gpu: str) -> tuple[list[TuneRecord], int]:
+def read(path: Path, gpu: str | None) -> tuple[list[TuneRecord], int]:
     """The fastest kernel of each problem of a file.
 
     Args:
         path: the file.
-        gpu: name of the model that it was measured on, which it does not say, as the driver has it.
+        gpu: name of the model that it was measured on, which it does not say, as the driver has it; None: that of
+            GPU 0.
 
     Returns:
         (the records, the number of rows that are none: failed or wrong ones, and kernels that are no cell of ours).
@@ -82,7 +83,9 @@ def read(path: Path, gpu: str) -> tuple[list[TuneRecord], int]:
     Raises:
         InvalidOperandError: the file cannot be read, lacks a column, or a row has no numbers where these belong; names
             the line.
+        DeviceUnavailableError: there is no GPU, whose name is asked for.
     """
+    gpu = devices.get(0).name if gpu is None else gpu
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import CutlassError, InvalidOperandError
 from ..generator import key_file
@@ -166,54 +166,22 @@ def read(path: Path) -> list[TuneRecord]:
     return found
 
 
-class Records:
-    """The fastest record of each GPU and problem. Threads may add and ask side by side."""
+Records: TypeAlias = dict[tuple[str, str], TuneRecord]
+"""The fastest record of each GPU and problem, by its model's name and the problem's `identity`."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: dict[tuple[str, str], TuneRecord] = {}
-        self._gpus: frozenset[str] = frozenset()
-
-    def add(self, records: Iterable[TuneRecord]) -> None:
-        """Adds records; the faster of two for one problem stays."""
-        with self._lock:
-            for record in records:
-                place = (record.gpu, record.problem)
-                known = self._known.get(place)
-                if known is None or record.precedes(known):
-                    self._known[place] = record
-            self._gpus = frozenset(gpu for gpu, _ in self._known)
-
-    def clear(self) -> None:
-        """Forgets all."""
-        with self._lock:
-            self._known, self._gpus = {}, frozenset()
-
-    @property
-    def any(self) -> bool:
-        """Whether there are records."""
-        return bool(self._gpus)
-
-    def gpus(self, problem: Any) -> frozenset[str]:
-        """The models of GPU that there is a record of a problem for."""
-        wanted = identity(problem)
-        return frozenset(gpu for gpu in self._gpus if (gpu, wanted) in self._known)
-
-    def find(self, gpu: str, problem: Any) -> TuneRecord | None:
-        """The record of a problem on a model of GPU."""
-        # Most processes have no records: to describe a problem takes longer than to see that.
-        return self._known.get((gpu, identity(problem))) if gpu in self._gpus else None
-
-
-_records = Records()
+_records: Records = {}
 _tried: ContextVar[tuple[str, TuneRecord] | None] = ContextVar("tried", default=None)
-_lock = threading.Lock()
+_lock = threading.RLock()
 _started = False
 
 
-def add(records: Iterable[TuneRecord]) -> None:
-    """Adds records to those that the selection knows; the faster of two for one problem stays."""
-    _records.add(records)
+def add(records: Iterable[TuneRecord], known: Records = _records) -> None:
+    """Adds records to those that the selection knows, or to others; the faster of two for one problem stays."""
+    with _lock:
+        for record in records:
+            place = (record.gpu, record.problem)
+            if place not in known or record.precedes(known[place]):
+                known[place] = record
 
 
 def clear() -> None:
@@ -229,7 +197,8 @@ def find(gpu: str, problem: Any) -> TuneRecord | None:
         return tried[1] if tried[0] == identity(problem) else None
     if not _started:
         _start_from_environment()
-    return _records.find(gpu, problem)
+    # Most processes have no records: to describe a problem takes longer than to see that.
+    return _records.get((gpu, identity(problem))) if _records else None
 
 
 def is_trying() -> bool:
@@ -254,7 +223,7 @@ def _start_from_environment() -> None:
             return
         for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
             try:
-                _records.add(read(Path(path)))
+                add(read(Path(path)))
             except CutlassError as error:  # noqa: PERF203 - the other files may be in order
                 warnings.warn(f"{VARIABLE}: {error}", RuntimeWarning, stacklevel=5)
         _started = True

@@ -108,11 +108,7 @@ def encode(pack: Pack) -> bytes:
 
 
 def decode(data: bytes, where: str) -> Pack:
-    """The inverse of `encode`, once every byte has been checked.
-
-    Args:
-        data: the file.
-        where: its name in messages.
+    """The inverse of `encode`, once every byte has been checked; messages call the file `where`.
 
     Raises:
         LibraryError: it is not as it was written, or no pack that this package can read; says which.
@@ -188,11 +184,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def check_library(data: bytes, where: str) -> dict[str, Any]:
-    """The manifest of a pack that is a shared library, of which nothing is loaded for that.
-
-    Args:
-        data: the file.
-        where: its name in messages.
+    """The manifest of a pack that is a shared library, of which nothing is loaded; messages call the file `where`.
 
     Raises:
         LibraryError: it is not as it was built, or this system's C library is older than it needs.

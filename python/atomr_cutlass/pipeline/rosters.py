@@ -92,15 +92,7 @@ def obtainable(
     *,
     compiling: bool,
 ) -> Iterator[Candidate[F]]:
-    """A kernel in the formulations that it serves, as it is built, else compiled; nothing where neither may be.
-
-    Args:
-        search: the problem's kernels.
-        key: the kernel's key.
-        groups: formulations of the problem.
-        rows: of the table.
-        compiling: whether it may be compiled.
-    """
+    """A kernel in the formulations that it serves, as it is built, else compiled; nothing where neither may be."""
     if search.arch not in (None, key.arch):
         return
 

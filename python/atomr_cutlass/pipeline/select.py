@@ -110,9 +110,7 @@ def _compiled(search: KernelSearch[F]) -> Iterator[tuple[Roster[F], Sequence[F]]
 def rank(search: KernelSearch[F], *, built_helpers: bool = True) -> list[Candidate[F]]:
     """Every kernel of the table that serves the problem on the device, best first.
 
-    Args:
-        search: the problem's kernels.
-        built_helpers: whether the table must have the helpers of a formulation too.
+    With `built_helpers`, only in formulations whose helpers the table has too.
     """
     built = _built(search, built_helpers=built_helpers)
     return next(filter(None, (found.every(search, group) for found, group in built)), [])
@@ -407,8 +405,9 @@ def require_target(search: KernelSearch[Any]) -> SmArch:
 
 def remedy(search: KernelSearch[Any], key: KernelKey) -> str:
     """How a kernel that the table lacks is had, and which kernels of the table come close."""
-    passed_over = too_new(search)
-    return f"{cure(key)}{differences(key)}" + (f"; {passed_over}" if passed_over else "")
+    nearest, passed_over = table.nearest(key), too_new(search)
+    differs = f"; the nearest there is {nearest[0]}, which differs in {', '.join(nearest[1])}" if nearest else ""
+    return cure(key) + differs + (f"; {passed_over}" if passed_over else "")
 
 
 def cure(key: KernelKey) -> str:
@@ -425,13 +424,13 @@ def in_preset(key: KernelKey) -> KernelKey | None:
     """The kernel, if a preset has it; else a kernel of some preset that computes what it does, and other trees."""
     if preset_of(key) is not None:
         return key
-    asked = (common_of(key.epilogue), wider(key.epilogue)) if has_tree(key.epilogue) else ()
+    epilogues = (common_of(key.epilogue), wider(key.epilogue)) if has_tree(key.epilogue) else ()
     alike = ("a", "b", "d", "math", "layout_a", "layout_b")
     return next(
         (
             cell
             for cell in matrix(key.op, key.arch)
-            if cell.epilogue in asked and all(getattr(cell, name) == getattr(key, name) for name in alike)
+            if cell.epilogue in epilogues and all(getattr(cell, name) == getattr(key, name) for name in alike)
         ),
         None,
     )
@@ -440,9 +439,3 @@ def in_preset(key: KernelKey) -> KernelKey | None:
 def knob(key: KernelKey) -> str:
     """The build setting that adds a key to the table."""
     return f"CMAKE_ARGS='-DATOMR_CUTLASS_PRESET={preset_of(key)} -DATOMR_CUTLASS_ARCHS={key.arch.target}'"
-
-
-def differences(wanted: KernelKey) -> str:
-    """The nearest kernel of the table, and the fields in which it differs from a key, to end a message with."""
-    nearest = table.nearest(wanted)
-    return f"; the nearest there is {nearest[0]}, which differs in {', '.join(nearest[1])}" if nearest else ""

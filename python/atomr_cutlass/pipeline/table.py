@@ -241,14 +241,7 @@ def _add_cubins(loaded: pack.Pack, path: Path) -> int:
 
 
 def _require_runs(path: Path, archs: set[SmArch], cuda_version: int, *, ptx: bool) -> None:
-    """Refuses a pack by a newer CUDA than the driver's, and one that no GPU here runs; without a driver, none.
-
-    Args:
-        path: the pack.
-        archs: of its kernels.
-        cuda_version: of its compiler.
-        ptx: whether it may have PTX, which newer GPUs translate.
-    """
+    """Refuses a pack by a newer CUDA than the driver's, and one that no GPU here runs; without a driver, none."""
     if _core.driver_problem():
         return
     built, known = cuda_version // 1000, _core.driver_version() // 1000

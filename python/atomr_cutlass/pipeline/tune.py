@@ -105,7 +105,7 @@ def tune(
         executors = _executors(indexes, stack) if executor is None else [(indexes, executor)]
         work = [
             functools.partial(
-                measured, request, gpus, _known_gpus(request, known, again=again), float(seconds), compiled, seed
+                _measured, request, gpus, _known_gpus(request, known, again=again), float(seconds), compiled, seed
             )
             for request in listed
             for gpus, _ in executors
@@ -127,21 +127,13 @@ def tune(
     return [found[task] for task in running if task in found]
 
 
-def measured(
+def _measured(
     request: Request, gpus: tuple[int, ...] | None, known: frozenset[str], seconds: float, compiled: int, seed: int
 ) -> TuneRecord | str | None:
-    """Tunes one request on the first GPU of this process that no other call of it is at.
-
-    Args:
-        request: the request.
-        gpus: indexes of the GPUs; None is all.
-        known: names of models that need no tuning.
-        seconds: see `tune`, as for what follows.
-        compiled: see there.
-        seed: see there.
+    """Tunes one request on the first of these GPUs of this process (None: of all) that no other call of it is at.
 
     Returns:
-        The record; the model's name where that is known; None where the result has no elements.
+        The record; the model's name where `known` has that; None where the result has no elements.
     """
     gpus = tuple(range(_core.device_count())) if gpus is None else gpus
     if not gpus:

@@ -71,12 +71,9 @@ class TuneRecord:
         values |= {"problem": json.loads(self.problem), "timings": dict(self.timings)}
         return key_file.line(self.key, tuned={"version": VERSION, **values})
 
-    def precedes(self, other: TuneRecord) -> bool:
-        """Whether this one is kept of two for the same problem and GPU, whichever was read first: the faster one."""
-        return self._rank < other._rank
-
     @property
-    def _rank(self) -> tuple[Any, ...]:
+    def rank(self) -> tuple[Any, ...]:
+        """The record of the least rank is kept of those for one problem and GPU, whichever was read first."""
         return (self.microseconds, self.key.name, self.formulation, self.options)
 
 
@@ -180,7 +177,7 @@ def add(records: Iterable[TuneRecord], known: Records = _records) -> None:
     with _lock:
         for record in records:
             place = (record.gpu, record.problem)
-            if place not in known or record.precedes(known[place]):
+            if place not in known or record.rank < known[place].rank:
                 known[place] = record
 
 

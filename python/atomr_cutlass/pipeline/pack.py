@@ -1,20 +1,14 @@
-"""Packs: kernels in one file, of which every byte is under a checksum.
+"""Packs: kernels in one file, of which every byte is under a checksum (`generator.seal`).
 
-Those of cubins, compiled by NVRTC, are
-
-    magic, length of the manifest (8 bytes, little-endian), manifest (JSON), SHA-256 of all that; images, one after the
-    other, whose lengths and SHA-256 the manifest has
-
-A pack is read whole and checked before anything of it is used: what reaches the driver is what was checked, whatever
-becomes of the file meanwhile. Neither a GPU nor a compiler is needed to read, list or write one. The other form is a
-shared library by nvcc, sealed (`generator.seal`): that is checked before the library is loaded.
+A pack is a shared library by nvcc, or MAGIC and the images of cubins compiled by NVRTC, one after the other, whose
+lengths the manifest has. It is read whole and checked before anything of it is used: of cubins, what reaches the driver
+is what was checked, whatever becomes of the file meanwhile. Neither a GPU nor a compiler is needed to read, list or
+write one.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,13 +19,9 @@ from ..errors import LibraryError
 from ..generator import key_file
 from ..generator.key import KernelKey
 from ..generator.manifest import cuda_version, kernel, manifest
-from ..generator.seal import unseal
+from ..generator.seal import append, unseal
 
-MAGIC = b"atomr_cutlass cubins 1\n"
-
-_LENGTH = struct.Struct("<Q")
-_DIGEST_BYTES = 32
-_MOST_MANIFEST = 256 << 20
+MAGIC = b"atomr_cutlass cubins 2\n"
 
 LAYOUT = f"{_core.LAYOUT_DIGEST:016x}"
 """The digest of the ABI's layout, as manifests have it."""
@@ -102,9 +92,7 @@ def is_pack(data: bytes) -> bool:
 def encode(pack: Pack) -> bytes:
     """The file of a pack: the same bytes for the same pack."""
     images = [image for cubin in pack.cubins for image in (cubin.kernel, cubin.companion)]
-    text = json.dumps(pack.manifest(), sort_keys=True, separators=(",", ":")).encode()
-    head = MAGIC + _LENGTH.pack(len(text)) + text
-    return b"".join((head, bytes.fromhex(_sha256(head)), *images))
+    return append(b"".join((MAGIC, *images)), pack.manifest())
 
 
 def decode(data: bytes, where: str) -> Pack:
@@ -113,28 +101,22 @@ def decode(data: bytes, where: str) -> Pack:
     Raises:
         LibraryError: it is not as it was written, or no pack that this package can read; says which.
     """
-    told, start = _manifest(data, where)
-    view = memoryview(data)
+    told = _manifest(data, where)
     try:
         # First of all, for what follows may mean something else in another version.
         require_fit(told["abi_version"], told["layout"], where)
         built = {name: told[name] for name in BUILT}
-        cubins = []
+        end, cubins = len(MAGIC), []
         for entry in told["kernels"]:
             images = []
             for image in entry["images"]:
-                end = start + image["bytes"]
-                if end > len(data):
-                    raise _damaged(where, f"it ends within the code of {entry['name']}")
-                images.append(bytes(view[start:end]))
-                start = end
-                if _sha256(images[-1]) != image["sha256"]:
-                    raise _damaged(where, f"the code of {entry['name']} does not match its checksum")
+                start, end = end, end + image["bytes"]
+                images.append(data[start:end])
             code, companion = images
             facts = {name: entry[name] for name in ("content", "shared_bytes", "threads")}
             cubins.append(Cubin(key_file.parse(entry), code, companion, **facts, verified=tuple(entry["verified"])))
-        if start != len(data):
-            raise _damaged(where, f"{len(data) - start} bytes follow its last image")
+        if end != told["bytes"]:
+            raise LibraryError("pack", f"{where} has images of other lengths than its manifest says: rebuild the pack")
         return Pack(told["name"], built, tuple(cubins))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise LibraryError("pack", f"{where} has a manifest that cannot be used ({error}): rebuild the pack") from error
@@ -189,11 +171,9 @@ def check_library(data: bytes, where: str) -> dict[str, Any]:
     Raises:
         LibraryError: it is not as it was built, or this system's C library is older than it needs.
     """
+    told = _manifest(data, where)
     try:
-        told = unseal(data)
         needed, count = str(told["glibc"]), len(told["kernels"])
-    except (ValueError, RecursionError) as error:
-        raise _damaged(where, str(error)) from error
     except (KeyError, TypeError) as error:
         raise LibraryError("pack", f"{where} has a manifest that cannot be used ({error}): rebuild the pack") from error
     # Where they are not said, the library itself says them once it is loaded.
@@ -248,31 +228,9 @@ def merge(packs: Sequence[Pack], name: str) -> Pack:
     return Pack(name, first.built, tuple(cubins.values()))
 
 
-def _manifest(data: bytes, where: str) -> tuple[dict[str, Any], int]:
-    """The manifest of a pack, and where its images begin."""
-    start = len(MAGIC) + _LENGTH.size
-    if len(data) < start or not is_pack(data):
-        raise _damaged(where, "it has no head of a pack")
-    length = _LENGTH.unpack_from(data, len(MAGIC))[0]
-    end = start + length
-    if length > _MOST_MANIFEST or len(data) < end + _DIGEST_BYTES:
-        raise _damaged(where, "it ends within its manifest")
-    if bytes.fromhex(_sha256(data[:end])) != data[end : end + _DIGEST_BYTES]:
-        raise _damaged(where, "its manifest does not match its checksum")
+def _manifest(data: bytes, where: str) -> dict[str, Any]:
+    """The manifest of a pack, once every byte has been checked."""
     try:
-        told = json.loads(data[start:end])
+        return unseal(data)
     except (ValueError, RecursionError) as error:
-        raise _damaged(where, f"its manifest is no JSON: {error}") from error
-    if not isinstance(told, dict):
-        raise _damaged(where, "its manifest is no object")
-    return told, end + _DIGEST_BYTES
-
-
-def _damaged(where: str, why: str) -> LibraryError:
-    return LibraryError("pack", f"{where} is damaged: {why}; copy or build it again")
-
-
-def _sha256(data: bytes) -> str:
-    import hashlib  # loads OpenSSL, which importing the package need not
-
-    return hashlib.sha256(data).hexdigest()
+        raise LibraryError("pack", f"{where} is damaged: {error}; copy or build it again") from error

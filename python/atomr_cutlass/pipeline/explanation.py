@@ -151,11 +151,10 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
         refused = () if search is None else _refused(search, [arch])
         return Explanation(request, arch, reason=str(error), refused=refused)
     ranked = select.rank(search) or select.rank(search, built_helpers=False)
-    ranked = [
-        candidate
-        for number, candidate in enumerate(ranked)
-        if candidate.key not in {other.key for other in ranked[:number]}
-    ]
+    by_key: dict[KernelKey, Candidate[Any]] = {}
+    for candidate in ranked:
+        by_key.setdefault(candidate.key, candidate)
+    ranked = list(by_key.values())
     notes = tuple(_notes(request, search, best, ranked, arch))
     if policy != "off" and not (best.named or best.tuned):
         better = better_cell(search, best, WORTHWHILE if policy == "background" else FAR)

@@ -76,55 +76,40 @@ def build(
     return COMPILERS[compiler](keys, name, executor, finished)
 
 
-def compiled(
+def _compiled(
     compile_unit: Callable[[str, str], bytes],
     units: Sequence[Sequence[KernelKey]],
     digest: str,
+    threads: int,
     executor: Executor | None,
     finished: Callable[[KernelKey], None],
 ) -> list[bytes]:
-    """Has an executor compile each unit.
-
-    Args:
-        compile_unit: of the lines of a file of keys and the toolchain's digest, on whichever machine.
-        units: the kernels that are compiled together.
-        digest: of the toolchain.
-        executor: None: threads, as many as CPUs allow for compilers of two processes.
-        finished: is told of each kernel that is done.
-
-    Raises:
-        CompileError: some do not compile; names them.
-        LibraryError: the executor failed.
-    """
+    """What an executor (None: so many threads) compiles each unit to, by a function of its keys' lines and a digest."""
     made, failed = [b""] * len(units), []
     with contextlib.ExitStack() as stack:
-        pool = executor or stack.enter_context(ThreadPoolExecutor(max(1, machine.cpus() // 2)))
+        pool = executor or stack.enter_context(ThreadPoolExecutor(threads))
         waiting = {
             pool.submit(compile_unit, "\n".join(map(key_file.line, unit)), digest): place
             for place, unit in enumerate(units)
         }
-        try:
-            for future in as_completed(waiting):
-                place = waiting[future]
-                names = ", ".join(key.name for key in units[place])
-                try:
-                    made[place] = future.result()
-                except CompileError as error:
-                    failed.append(f"{names}: {error}")
-                except CutlassError:
-                    raise
-                except Exception as error:  # each executor has errors of its own for workers that died
-                    raise LibraryError(
-                        "executor",
-                        f"{names} not compiled: a worker died, or cannot be reached ({type(error).__name__}: "
-                        f"{error}). Build again: what is compiled is in the cache",
-                    ) from error
-                for key in units[place]:
-                    finished(key)
-        except BaseException:
-            for future in waiting:
-                future.cancel()
-            raise
+        stack.callback(lambda: [future.cancel() for future in waiting])  # of one that fails the others
+        for future in as_completed(waiting):
+            place = waiting[future]
+            names = ", ".join(key.name for key in units[place])
+            try:
+                made[place] = future.result()
+            except CompileError as error:
+                failed.append(f"{names}: {error}")
+            except CutlassError:
+                raise
+            except Exception as error:  # each executor has errors of its own for workers that died
+                raise LibraryError(
+                    "executor",
+                    f"{names} not compiled: a worker died, or cannot be reached ({type(error).__name__}: "
+                    f"{error}). Build again: what is compiled is in the cache",
+                ) from error
+            for key in units[place]:
+                finished(key)
     if failed:
         raise CompileError(f"{len(failed)} of {len(units)} compilations failed: " + "; ".join(sorted(failed)))
     return made
@@ -196,7 +181,8 @@ def _cubins(
 ) -> bytes:
     """A pack of cubins."""
     tools = toolchain()
-    made = compiled(compile_key, [[key] for key in keys], _nvrtc_digest(tools), executor, finished)
+    threads = max(1, machine.cpus() // 2)  # a compilation is two processes
+    made = _compiled(compile_key, [[key] for key in keys], _nvrtc_digest(tools), threads, executor, finished)
     cubins = (_cubin(key, Images.unpack(image), tools) for key, image in zip(keys, made, strict=True))
     return encode(Pack(name, _facts(tools.compiler, tools.headers), tuple(cubins)))
 
@@ -205,7 +191,7 @@ def compile_key(line: str, digest: str) -> bytes:
     """The images of a key, as `Images.pack` has them: a function of the key and the toolchain, on any machine.
 
     Args:
-        line: the key, as a line of a file of keys.
+        line: the key, as a line of a file of keys; for `compile_unit` the lines of several.
         digest: of the toolchain that is to compile it.
 
     Raises:
@@ -297,13 +283,12 @@ def _library(
     """A shared library, sealed."""
     check_unique(keys)
     tools = nvcc()
-    jobs = machine.jobs(max(family(key).compile_mb for key in keys) << 20)
-    with ThreadPoolExecutor(jobs) if executor is None else contextlib.nullcontext(executor) as pool:
-        units = [
-            unit for arch in dict.fromkeys(key.arch for key in keys)
-            for unit in emit.units_of([key for key in keys if key.arch is arch])
-        ]  # fmt: skip
-        objects = compiled(compile_unit, units, tools.digest, pool, finished)
+    threads = machine.jobs(max(family(key).compile_mb for key in keys) << 20)
+    units = [
+        unit for arch in dict.fromkeys(key.arch for key in keys)
+        for unit in emit.units_of([key for key in keys if key.arch is arch])
+    ]  # fmt: skip
+    objects = _compiled(compile_unit, units, tools.digest, threads, executor, finished)
     with tempfile.TemporaryDirectory(prefix="atomr-cutlass-") as work:
         folder = Path(work)
         paths = []
@@ -328,11 +313,7 @@ def _library(
 
 
 def compile_unit(lines: str, digest: str) -> bytes:
-    """The object file of kernels of one arch that `emit.units_of` puts together: a function of keys and toolchain.
-
-    Args:
-        lines: the keys, as lines of a file of keys.
-        digest: `Nvcc.digest` of the toolchain that is to compile them.
+    """The object file of kernels of one arch that `emit.units_of` puts together; arguments are those of `compile_key`.
 
     Raises:
         LibraryError: the toolchain here is another one.

@@ -73,7 +73,10 @@ def rows() -> tuple[KernelInfo, ...]:
 
 @functools.lru_cache(maxsize=1)
 def _rows(_generation: int) -> tuple[KernelInfo, ...]:
-    linked = {row["name"]: KernelInfo(**{**row, "key": _key_of(row)}) for row in _core.rows()}
+    linked = {}
+    for row in _core.rows():
+        where = f"pack {row['pack']}" if row["pack"] else "this installation"
+        linked[row["name"]] = KernelInfo(**{**row, "key": _read_key(row["name"], row["key"], where)})
     return (*linked.values(), *(info for info, _ in list(_cubins.values()) if info.name not in linked))
 
 
@@ -109,10 +112,6 @@ def launchable(info: KernelInfo) -> str | _core.JitKernel:
         return _loaded[info.name]
 
 
-def _key_of(row: dict[str, Any]) -> KernelKey:
-    return _read_key(row["name"], row["key"], f"pack {row['pack']}" if row["pack"] else "this installation")
-
-
 def _read_key(name: str, key: str, where: str) -> KernelKey:
     try:
         return KernelKey.from_dict(json.loads(key))
@@ -139,10 +138,10 @@ def load_packs() -> None:
         if _packs_loaded.is_set():
             return
         for path in filter(None, os.environ.get(PACKS_VARIABLE, "").split(os.pathsep)):
-            _load_or_note(f"{PACKS_VARIABLE} names {path}", functools.partial(Path, path))
+            _load_or_note(f"{PACKS_VARIABLE} names {path}", Path, path)
         for entry in metadata.entry_points(group=PACKS_GROUP):
             whose = entry.dist.name if entry.dist else "a distribution"
-            _load_or_note(f"entry point {entry.name} of {whose}, {entry.value}", functools.partial(_announced, entry))
+            _load_or_note(f"entry point {entry.name} of {whose}, {entry.value}", lambda named: named.load()(), entry)
         _packs_loaded.set()
     # Once all are loaded: where warnings are errors, the table is whole all the same.
     for problem in _pack_problems:
@@ -155,13 +154,9 @@ def pack_problems() -> tuple[str, ...]:
     return tuple(_pack_problems)
 
 
-def _announced(entry: Any) -> Any:
-    return entry.load()()
-
-
-def _load_or_note(where: str, find: Callable[[], Any]) -> None:
+def _load_or_note(where: str, find: Callable[[Any], Any], named: Any) -> None:
     try:
-        load_pack(find())
+        load_pack(find(named))
     except Exception as error:  # noqa: BLE001 - an entry point is somebody else's code
         said = str(error) if isinstance(error, CutlassError) else f"{type(error).__name__}: {error}"
         _pack_problems.append(f"{where}: {said}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
 import json
 import os
 import threading
@@ -168,8 +169,7 @@ Records: TypeAlias = dict[tuple[str, str], TuneRecord]
 
 _records: Records = {}
 _tried: ContextVar[tuple[str, TuneRecord] | None] = ContextVar("tried", default=None)
-_lock = threading.RLock()
-_started = False
+_lock = threading.Lock()
 
 
 def add(records: Iterable[TuneRecord], known: Records = _records) -> None:
@@ -192,8 +192,7 @@ def find(gpu: str, problem: Any) -> TuneRecord | None:
     tried = _tried.get()
     if tried is not None:
         return tried[1] if tried[0] == identity(problem) else None
-    if not _started:
-        _start_from_environment()
+    _start_from_environment()
     # Most processes have no records: to describe a problem takes longer than to see that.
     return _records.get((gpu, identity(problem))) if _records else None
 
@@ -213,14 +212,10 @@ def trying(problem: Any, record: TuneRecord) -> Iterator[None]:
         _tried.reset(token)
 
 
+@functools.cache
 def _start_from_environment() -> None:
-    global _started  # noqa: PLW0603
-    with _lock:
-        if _started:
-            return
-        for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
-            try:
-                add(read(Path(path)))
-            except CutlassError as error:  # noqa: PERF203 - the other files may be in order
-                warnings.warn(f"{VARIABLE}: {error}", RuntimeWarning, stacklevel=5)
-        _started = True
+    for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+        try:
+            add(read(Path(path)))
+        except CutlassError as error:  # noqa: PERF203 - the other files may be in order
+            warnings.warn(f"{VARIABLE}: {error}", RuntimeWarning, stacklevel=5)

@@ -122,25 +122,24 @@ def parse(values: Any) -> TuneRecord:
     if tuned.get("version") != VERSION:
         raise ValueError(f"version is {tuned.get('version')!r}; expected {VERSION}: tune again")
     read: dict[str, Any] = {"key": key, "problem": identity(tuned.get("problem"))}
-    for name, kind in _KINDS.items():
-        value = tuned.get(name, _ABSENT.get(name))
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ValueError(f"{name} is {json.dumps(value)[:60]}; expected {_SAID[kind]}")  # noqa: TRY004
-        read[name] = value
+    for field in dataclasses.fields(TuneRecord):
+        if field.name not in read and field.type in _KINDS:
+            kind, said = _KINDS[field.type]
+            value = tuned.get(field.name, field.default)  # none, but for options that older records lack
+            if not isinstance(value, kind) or isinstance(value, bool):
+                shown = json.dumps(tuned.get(field.name))[:60]
+                raise ValueError(f"{field.name} is {shown}; expected {said}")
+            read[field.name] = value
     times = tuned.get("timings", {})
-    if not isinstance(times, Mapping) or not all(isinstance(took, _NUMBER) for took in times.values()):
+    if not isinstance(times, Mapping) or not all(isinstance(took, (int, float)) for took in times.values()):
         raise ValueError(f"timings is {json.dumps(times)[:60]}; expected an object of numbers")
     return TuneRecord(**read, timings=tuple(times.items()))
 
 
-_NUMBER = (int, float)
-_KINDS: dict[str, Any] = {
-    "gpu": str, "formulation": int, "split_k": int, "swizzle": int, "raster": int, "width": int,
-    "microseconds": _NUMBER, "chosen": str, "chosen_microseconds": _NUMBER, "tried": int,
+_KINDS: dict[Any, tuple[Any, str]] = {
+    "str": (str, "a string"), "int": (int, "an integer"), "float": ((int, float), "a number"),
 }  # fmt: skip
-_ABSENT = {"width": 0}
-"""Values of options that older records lack."""
-_SAID = {str: "a string", int: "an integer", _NUMBER: "a number"}
+"""Types of members, by those of a record's fields."""
 
 
 def read(path: Path) -> list[TuneRecord]:

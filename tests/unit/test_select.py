@@ -682,3 +682,10 @@ def test_explaining_needs_no_driver() -> None:
     )
     assert process.returncode == 0, process.stderr
     assert "verified: " in process.stdout
+
+
+def test_the_models_constants_are_changed_by_name() -> None:
+    changed = _core.TimeModel({"STREAMED": 2.5, "TILE_N_EFFICIENCY": {64: 1.0}}).constants
+    assert changed == estimate.model.constants | {"STREAMED": 2.5, "TILE_N_EFFICIENCY": {64: 1.0}}
+    with pytest.raises(KeyError, match="the model has no constant 'SPEED'"):
+        _core.TimeModel({"SPEED": 1.0})

@@ -19,7 +19,6 @@ from .candidate import Candidate
 from .heuristic import heuristics
 from .operation import Request, described, operation_of
 from .search import KernelSearch
-from .select import FAR, WORTHWHILE, better_cell
 from .verification import verification
 
 TMA_CAPABILITY = (9, 0)
@@ -156,10 +155,8 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
         by_key.setdefault(candidate.key, candidate)
     ranked = list(by_key.values())
     notes = tuple(_notes(request, search, best, ranked, arch))
-    if policy != "off" and not (best.named or best.tuned):
-        better = better_cell(search, best, WORTHWHILE if policy == "background" else FAR)
-        if better is not None:
-            notes += (f"{better.key.name} is compiled in the background and takes over when it is ready",)
+    if policy != "off" and (better := select.better_cell(search, best, policy)):
+        notes += (f"{better.key.name} is compiled in the background and takes over when it is ready",)
     reason = "the table has no kernel for it: the matrix's best by the model, compiled at run time"
     if best.info is not None:
         reason = f"the best estimate of {len(ranked)} cells that match types, layouts and alignment"

@@ -255,7 +255,7 @@ def choose(
     if backend != "jit":
         built = first(search) or (first(search, built_helpers=False) if compiling else None)
         if built:
-            if record and backend == "auto" and not compiling and (better := better_cell(search, built, FAR)):
+            if record and backend == "auto" and not compiling and (better := better_cell(search, built, "off")):
                 _warn_of_slow(built, better, _FORBIDDEN)
             return built
     best = best_cell(search)
@@ -325,9 +325,8 @@ def decide(
     policy = kernels.policy(jit)
     candidate = choose(search, backend=backend, jit=policy)
     capturing = stream is not None and _core.capturing(search.device.index, stream)
-    if candidate.named or candidate.tuned or backend != "auto" or policy == "off" or capturing:
-        return candidate, None
-    better = better_cell(search, candidate, WORTHWHILE if policy == "background" else FAR)
+    may_replace = backend == "auto" and policy != "off" and not capturing
+    better = better_cell(search, candidate, policy) if may_replace else None
     if better is None:
         return candidate, None
     if kernels.ready(better.key, search.device):
@@ -338,9 +337,12 @@ def decide(
     return candidate, better
 
 
-def better_cell(search: KernelSearch[F], candidate: Candidate[F], part: float = WORTHWHILE) -> Candidate[F] | None:
-    """The matrix's best cell, if it promises enough over a prebuilt one: at most `part` of its time."""
-    if candidate.info is None or search.least(candidate) > part * candidate.seconds:
+def better_cell(search: KernelSearch[F], candidate: Candidate[F], policy: str) -> Candidate[F] | None:
+    """The matrix's best cell, if it promises enough over a prebuilt one that neither a user nor a record has named."""
+    part = WORTHWHILE if policy == "background" else FAR
+    if candidate.info is None or candidate.named or candidate.tuned:
+        return None
+    if search.least(candidate) > part * candidate.seconds:
         return None
     try:
         best = best_cell(search)

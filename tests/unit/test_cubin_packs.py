@@ -218,7 +218,7 @@ def test_packs_are_listed_verified_compared_and_merged(tmp_path: Path) -> None:
     assert json.loads(_run("diff", one, other, "--json")[1])["different"] == [k.name for k in KEYS[:2]]
     both = tmp_path / "both.pack"
     assert _run("merge", one, two, "-o", both)[0] == 0
-    assert [cubin.key for cubin in pack.read(both).cubins] == KEYS
+    assert [cubin.key for cubin in pack.read_cubins(both).cubins] == KEYS
     assert _run("verify", one, two, both)[0] == 0
     content = bytearray(two.read_bytes())
     content[-100] ^= 4
@@ -236,4 +236,4 @@ def test_packs_that_were_built_otherwise_are_not_merged(tmp_path: Path) -> None:
         (_pack(KEYS[1], KEYS[0], name="two"), f"different code for {KEYS[0].name}"),
     ):
         with pytest.raises(LibraryError, match=says):
-            pack.merge([pack.read(one), second], "both")
+            pack.merge([pack.read_cubins(one), second], "both")

@@ -132,7 +132,7 @@ def diff_command(first: One, second: One, *, as_json: AsJson = False) -> None:
 @pack_app.command("merge")
 def merge_command(paths: Several, *, output: Output, as_json: AsJson = False) -> None:
     """One pack of the kernels of several packs of cubins that were built alike."""
-    made = pack.merge([pack.read(path) for path in paths], output.stem)
+    made = pack.merge([pack.read_cubins(path) for path in paths], output.stem)
     data = pack.encode(made)
     _write(output, data)
     if as_json:

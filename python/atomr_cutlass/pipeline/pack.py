@@ -84,11 +84,6 @@ class Pack:
         return manifest(self.name, kernels, **self.built)
 
 
-def is_pack(data: bytes) -> bool:
-    """Whether a file that begins like this claims to be a pack of cubins."""
-    return data.startswith(MAGIC)
-
-
 def encode(pack: Pack) -> bytes:
     """The file of a pack: the same bytes for the same pack."""
     images = [image for cubin in pack.cubins for image in (cubin.kernel, cubin.companion)]
@@ -104,7 +99,7 @@ def decode(data: bytes, where: str) -> Pack:
     told = _manifest(data, where)
     try:
         # First of all, for what follows may mean something else in another version.
-        require_fit(told["abi_version"], told["layout"], where)
+        _require_fit(told["abi_version"], told["layout"], where)
         built = {name: told[name] for name in BUILT}
         end, cubins = len(MAGIC), []
         for entry in told["kernels"]:
@@ -122,12 +117,8 @@ def decode(data: bytes, where: str) -> Pack:
         raise LibraryError("pack", f"{where} has a manifest that cannot be used ({error}): rebuild the pack") from error
 
 
-def require_fit(abi_version: int, layout: str, where: str) -> None:
-    """Refuses a pack that was built for another ABI than this package's.
-
-    Raises:
-        LibraryError: it was.
-    """
+def _require_fit(abi_version: int, layout: str, where: str) -> None:
+    """Refuses a pack that was built for another ABI than this package's."""
     if abi_version != _core.ABI_VERSION:
         raise LibraryError(
             "pack",
@@ -141,43 +132,46 @@ def require_fit(abi_version: int, layout: str, where: str) -> None:
         )
 
 
-def read(path: Path) -> Pack:
-    """The pack of cubins in a file. Errors are those of `decode`, and LibraryError for a file that cannot be read."""
-    data = content(path)
-    if not is_pack(data):
+def read(path: Path) -> Pack | dict[str, Any]:
+    """The pack of cubins in a file or, of one that is a shared library, the manifest, once every byte has been checked.
+
+    Raises:
+        LibraryError: the file cannot be read, is damaged, or is no pack that this package can load.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise LibraryError("pack", f"cannot read {path}: {error.strerror}") from error
+    return decode(data, str(path)) if data.startswith(MAGIC) else _check_library(data, str(path))
+
+
+def read_cubins(path: Path) -> Pack:
+    """As `read`, which refuses a pack of the other form."""
+    found = read(path)
+    if not isinstance(found, Pack):
         raise LibraryError(
             "pack",
             f"{path} is no pack of cubins: one that is a shared library is loaded as it is, beside others, or built "
             "again of all keys",
         )
-    return decode(data, str(path))
+    return found
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Reads the manifest of a pack of either form as JSON-ready values, after checking every byte of the pack.
-
-    Raises:
-        LibraryError: the file cannot be read, is damaged, or is no pack that this package can load.
-    """
-    data = content(path)
-    if is_pack(data):
-        return {"form": "cubins", **decode(data, str(path)).manifest()}
-    return {"form": "library", **check_library(data, str(path))}
+    """The manifest of a pack of either form as JSON-ready values; errors are those of `read`."""
+    found = read(path)
+    return {"form": "cubins", **found.manifest()} if isinstance(found, Pack) else {"form": "library", **found}
 
 
-def check_library(data: bytes, where: str) -> dict[str, Any]:
-    """The manifest of a pack that is a shared library, of which nothing is loaded; messages call the file `where`.
-
-    Raises:
-        LibraryError: it is not as it was built, or this system's C library is older than it needs.
-    """
+def _check_library(data: bytes, where: str) -> dict[str, Any]:
+    """The manifest of a shared library, unless this system's C library is older than it needs; nothing is loaded."""
     told = _manifest(data, where)
     try:
         needed, count = str(told["glibc"]), len(told["kernels"])
     except (KeyError, TypeError) as error:
         raise LibraryError("pack", f"{where} has a manifest that cannot be used ({error}): rebuild the pack") from error
     # Where they are not said, the library itself says them once it is loaded.
-    require_fit(told.get("abi_version", _core.ABI_VERSION), told.get("layout", LAYOUT), where)
+    _require_fit(told.get("abi_version", _core.ABI_VERSION), told.get("layout", LAYOUT), where)
     here = _glibc()
     if needed and here and _numbers(needed) > _numbers(here):
         raise LibraryError(
@@ -186,14 +180,6 @@ def check_library(data: bytes, where: str) -> dict[str, Any]:
             "that is as old, or as cubins (`atomr-cutlass build`), which need none",
         )
     return told
-
-
-def content(path: Path) -> bytes:
-    """The bytes of a file; LibraryError where it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise LibraryError("pack", f"cannot read {path}: {error.strerror}") from error
 
 
 def _glibc() -> str:

@@ -196,10 +196,9 @@ def load_pack(path: str | os.PathLike[str]) -> int:
 
     from . import pack  # which importing the package need not where there are no packs
 
-    data = pack.content(resolved)
-    if pack.is_pack(data):
-        return _add_cubins(pack.decode(data, str(resolved)), resolved)
-    told = pack.check_library(data, str(resolved))
+    told = pack.read(resolved)
+    if isinstance(told, pack.Pack):
+        return _add_cubins(told, resolved)
     try:
         archs = {SmArch(kernel["arch"]) for kernel in told["kernels"] if "arch" in kernel}
     except (TypeError, ValueError) as error:

@@ -10,7 +10,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,37 +103,37 @@ def tune(
     with contextlib.ExitStack() as stack:
         stack.callback(kept_plans.clear)
         executors = _executors(indexes, stack) if executor is None else [(indexes, executor)]
-        work = [
-            functools.partial(
-                _measured, request, gpus, _known_gpus(request, known, again=again), float(seconds), compiled, seed
-            )
-            for request in listed
-            for gpus, _ in executors
-        ]
-        running = [executors[place % len(executors)][1].submit(task) for place, task in enumerate(work)]
+        work = []
+        for request in listed:
+            its = {} if again else _known_of(request, known)
+            for gpus, pool in executors:
+                work.append((pool, functools.partial(_measured, request, gpus, its, float(seconds), compiled, seed)))
+        running = [pool.submit(task) for pool, task in work]
         stack.callback(lambda: [task.cancel() for task in running])  # of one that fails the others
-        found: dict[futures.Future[TuneRecord | str | None], TuneRecord] = {}
+        found: dict[futures.Future[TuneRecord | None], TuneRecord] = {}
         completed = futures.as_completed(running)
         for task in completed if progress is None else progress(completed, len(running)):
-            result = _result(task)
-            if isinstance(result, str):
-                problem = _problem(listed[running.index(task) // len(executors)])
-                result = known.get((result, tuning.identity(problem)))
-            elif result is not None and file is not None:
-                _append(file, result)
-            if result is not None:
-                tuning.add([result])
-                found[task] = result
+            record = _result(task)
+            if record is None:
+                continue
+            if file is not None and (again or record not in known.values()):
+                _append(file, record)
+            tuning.add([record])
+            found[task] = record
     return [found[task] for task in running if task in found]
 
 
 def _measured(
-    request: Request, gpus: tuple[int, ...] | None, known: frozenset[str], seconds: float, compiled: int, seed: int
-) -> TuneRecord | str | None:
-    """Tunes one request on the first of these GPUs of this process (None: of all) that no other call of it is at.
+    request: Request,
+    gpus: tuple[int, ...] | None,
+    known: Mapping[str, TuneRecord],
+    seconds: float,
+    compiled: int,
+    seed: int,
+) -> TuneRecord | None:
+    """The record of a request on the first of these GPUs of this process (None: of all) that no other call is at.
 
-    Returns:
-        The record; the model's name where `known` has that; None where the result has no elements.
+    A model's known record is taken as it is; a result without elements has none.
     """
     gpus = tuple(range(_core.device_count())) if gpus is None else gpus
     if not gpus:
@@ -144,7 +144,7 @@ def _measured(
         if search is None:
             return None
         if gpu.name in known:
-            return gpu.name
+            return known[gpu.name]
         with contextlib.closing(Clock(gpu)) as clock:
             return _tuned(operation, request, search, clock, seconds, compiled, seed)
 
@@ -155,13 +155,14 @@ def _problem(request: Request) -> Any:
     return None if search is None else search.tuned_problem
 
 
-def _known_gpus(request: Request, known: tuning.Records, *, again: bool) -> frozenset[str]:
-    problem = None if again or not known else _problem(request)
+def _known_of(request: Request, known: tuning.Records) -> dict[str, TuneRecord]:
+    """The records of a request by the model of GPU."""
+    problem = _problem(request) if known else None
     wanted = None if problem is None else tuning.identity(problem)
-    return frozenset(gpu for gpu, its in known if its == wanted)
+    return {gpu: record for (gpu, its), record in known.items() if its == wanted}
 
 
-def _result(task: futures.Future[TuneRecord | str | None]) -> TuneRecord | str | None:
+def _result(task: futures.Future[TuneRecord | None]) -> TuneRecord | None:
     try:
         return task.result()
     except CutlassError:

@@ -1,4 +1,4 @@
-"""Fits constants of the model of `pipeline.estimate` to recorded sweeps, and says what they are worth on other shapes.
+"""Fits the model's constants (estimate_constants.inc) to recorded sweeps, and says what they are worth on other shapes.
 
     python benchmarks/fit_estimate.py benchmarks/results/2026-11-2[34]-h200-sweep-seed*.json
     python benchmarks/fit_estimate.py --leave-out benchmarks/results/2026-11-2[34]-h200-sweep-seed*.json  # seed by seed
@@ -199,24 +199,24 @@ class Model:
     """The constants as numbers in a list: those of CONSTANTS, then TILE_N_EFFICIENCY by width."""
 
     def __init__(self) -> None:
-        self.widths = tuple(estimate.TILE_N_EFFICIENCY)
+        self.widths = tuple(estimate.model.constants["TILE_N_EFFICIENCY"])
 
     def get(self) -> list[float]:
         """The model's constants."""
-        return [*(getattr(estimate, name) for name in CONSTANTS), *estimate.TILE_N_EFFICIENCY.values()]
+        constants = estimate.model.constants
+        return [*(constants[name] for name in CONSTANTS), *constants["TILE_N_EFFICIENCY"].values()]
 
     def put(self, values: Sequence[float]) -> None:
         """Makes them those of the model."""
-        for name, value in zip(CONSTANTS, values, strict=False):
-            setattr(estimate, name, value)
-        estimate.TILE_N_EFFICIENCY.update(zip(self.widths, values[len(CONSTANTS) :], strict=True))
-        estimate.model = estimate.model_now()
+        estimate.model = _core.TimeModel(self._by_name(values))
+
+    def _by_name(self, values: Sequence[float]) -> dict[str, Any]:
+        named: dict[str, Any] = dict(zip(CONSTANTS, values, strict=False))
+        return named | {"TILE_N_EFFICIENCY": dict(zip(self.widths, values[len(CONSTANTS) :], strict=True))}
 
     def named(self) -> dict[str, Any]:
         """The constants by name."""
-        rounded = [float(f"{value:.3g}") for value in self.get()]
-        named: dict[str, Any] = dict(zip(CONSTANTS, rounded, strict=False))
-        return named | {"TILE_N_EFFICIENCY": dict(zip(self.widths, rounded[len(CONSTANTS) :], strict=True))}
+        return self._by_name([float(f"{value:.3g}") for value in self.get()])
 
 
 def fit(rows: Sequence[Row], rounds: int) -> None:

@@ -29,9 +29,9 @@ BUILD = """
 import sys
 from pathlib import Path
 from atomr_cutlass.generator.selection import Selection
-from atomr_cutlass.pipeline import pack, pack_build
+from atomr_cutlass.pipeline import pack_build
 keys = Selection(archs="", keys_file=sys.argv[1]).keys()
-Path(sys.argv[2]).write_bytes(pack.encode(pack_build.build(keys, "model")))
+Path(sys.argv[2]).write_bytes(pack_build.build(keys, "model"))
 """
 """Code that builds a pack as `atomr-cutlass build` does, without a command line."""
 

@@ -1,6 +1,6 @@
-"""Packs that are shared libraries, sealed: the library's own bytes are followed by its manifest and a checksum of all.
+"""Packs, sealed: a shared library or the images of cubins is followed by its manifest and a checksum of all.
 
-    library, manifest (JSON), length of the manifest (8 bytes, little-endian), SHA-256 of all that, MAGIC
+    library or images, manifest (JSON), length of the manifest (8 bytes, little-endian), SHA-256 of all that, MAGIC
 
 The loader of the system ignores bytes behind an ELF file.
 """
@@ -23,16 +23,20 @@ _END_BYTES = _LENGTH.size + _DIGEST_BYTES + len(MAGIC)
 
 
 def seal(library: bytes, manifest: Mapping[str, Any]) -> bytes:
-    """The file of a pack.
+    """The file of a pack that is a shared library.
 
     Args:
-        library: a shared library.
+        library: the shared library.
         manifest: its members besides those that the library tells: `bytes`, `glibc` and `images`, its GPU code.
     """
     images = [image(code) for code in elf.device_code(library)]
-    told = {**manifest, "bytes": len(library), "glibc": glibc(library), "images": images}
-    text = json.dumps(told, sort_keys=True, separators=(",", ":")).encode()
-    content = library + text + _LENGTH.pack(len(text))
+    return append(library, {**manifest, "glibc": glibc(library), "images": images})
+
+
+def append(content: bytes, manifest: Mapping[str, Any]) -> bytes:
+    """The content with a manifest, which then says its `bytes`, and the checksum of all."""
+    text = json.dumps({**manifest, "bytes": len(content)}, sort_keys=True, separators=(",", ":")).encode()
+    content += text + _LENGTH.pack(len(text))
     return content + _sha256(content) + MAGIC
 
 
@@ -56,7 +60,7 @@ def unseal(data: bytes) -> dict[str, Any]:
     start = end - _LENGTH.size - length
     manifest = json.loads(data[max(start, 0) : end - _LENGTH.size])
     if not isinstance(manifest, dict) or manifest.get("bytes") != start:
-        raise ValueError("its manifest is of another library")
+        raise ValueError("its manifest is of another file")
     return manifest
 
 

@@ -1,5 +1,5 @@
 // The analytic model: how long a kernel would take for a problem, before anything is launched. Which constants it has,
-// what they mean and what they were fitted to is in python/atomr_cutlass/pipeline/estimate.py.
+// what they mean and what they were fitted to is in estimate_constants.inc.
 //
 // Parts, for products of either generation:
 // - quantization: a grid of ceil(m / tile_m) x ceil(n / tile_n) x batch tiles runs in waves over the multiprocessors,
@@ -24,37 +24,12 @@
 
 namespace atomr_cutlass::estimate {
 
-// clang-format off
-#define ATOMR_CUTLASS_ESTIMATE_CONSTANTS(X) \
-  X(CLOCK_HZ) X(LAUNCH_SECONDS) X(FITTED_MEMORY_BYTES_PER_SECOND) X(DRAM_BYTES_PER_SECOND) X(COMMON_PART) X(ONE_WARPGROUP_EFFICIENCY) X(TALL_EFFICIENCY) X(THROUGH_REGISTERS_EFFICIENCY) X(THROUGH_REGISTERS_STEP_CLOCKS) X(COPIED) X(BLOCK_SCALED_EFFICIENCY) X(BLOCK_SCALED_ALONE) \
-  X(FEW_FP8) X(FEW_BLOCK_SCALED) \
-  X(FULL_ACCUMULATION_EFFICIENCY) X(L2_BYTES_PER_CLOCK) X(PORT_BYTES_PER_CLOCK) X(PAIR_BYTES_PER_CLOCK) X(STEP_CLOCKS) \
-  X(BEYOND_CLOCKS) X(BEYOND_N_CLOCKS) X(STREAMED) X(CONV_EFFICIENCY) \
-  X(WIDE_CLUSTER_STEP_CLOCKS) X(COOPERATIVE_TILE_SECONDS) X(PINGPONG_TILE_SECONDS) X(PROLOGUE_SECONDS) \
-  X(STORE_BYTES_PER_SECOND) X(SHOWN) X(SHOWN_ALONE) X(MISSED) X(L2_SHARE) X(LAST_WAVE) X(CLUSTER_SECONDS) X(LATE_IN_CLUSTER) \
-  X(LATE_IN_WIDE_CLUSTER) X(WIDE_CLUSTERS_FULL) \
-  X(NOSMEM_SECONDS) X(NOSMEM_TILE_SECONDS) X(STREAM_K_SECONDS) X(STREAM_K_SPLIT) X(FIXUP_SECONDS) X(PEER_SECONDS) \
-  X(FEW_LAUNCH_SECONDS) X(FEW_BUSY) X(FEW_BUSY_ROWS) X(FEW_MANY) X(FEW_CLUSTER_SECONDS) X(FEW_STRADDLED) X(FEW_DRAM_BYTES_PER_10_PS) \
-  X(FEW_L2_BYTES_PER_10_PS) X(FEW_HALF_LINE_TENTHS) X(FEW_HALF_SECTOR_TENTHS) X(FEW_READ_BYTES_PER_NS) X(FEW_READ_ROWS_BYTES_PER_NS) X(FEW_ASTRAY_ROWS) X(FEW_BOX_ALONG_K_PS) X(FEW_BOX_ROWS_PS) X(FEW_WIDE_PS) \
-  X(FEW_STORED_PS) X(FEW_GATHERED_PS) X(FEW_ADDED_PS) X(FEW_EXPOSED_PERCENT) X(SPLIT_LAUNCH_SECONDS) \
-  X(SPLIT_DRAM_BYTES_PER_SECOND) X(SPLIT_SOFTNESS) X(SPLIT_STEP) X(SPLIT_ELEMENT_SECONDS) X(SPLIT_PART_SECONDS) \
-  X(SPLIT_BYTES_PER_SECOND) X(MULTISTAGE_L2_BYTES_PER_CLOCK) X(MULTISTAGE_TILE_SECONDS) X(MMA_SYNC_ON_HOPPER) \
-  X(FMA_PER_CLOCK) X(FMA_ALONG_K_CLOCKS) X(FMA_LOAD_CLOCKS) X(FMA_WARPS) X(FMA_TILE_SECONDS) X(FMA_TURN_SECONDS) X(FMA_VECTOR_PER_CLOCK) X(FMA_VECTOR_LOAD_CLOCKS) X(FMA_VECTOR_IDLE) X(FMA_VECTOR_TILE_SECONDS) \
-  X(DMMA_PER_CLOCK) X(DMMA_WARPS) X(DMMA_TILE_SECONDS) X(TWO_STAGE_STEP_SECONDS) X(TWO_STAGE_SHARED_SECONDS) X(TURN_SECONDS) X(GROUPED_FULL_ACCUMULATION) X(GROUPED_NARROW) X(GROUPED_EMPTY_ROWS) X(CONV_TILE_SECONDS) \
-  X(CONV_STEP_CLOCKS) X(DIRECT_TAPS_PER_CLOCK) X(DIRECT_WGRAD_TAPS_PER_CLOCK) X(DIRECT_BLOCKS) X(SLICE_SECONDS) \
-  X(DIVIDED_SECONDS) X(DIVIDED_ROUND_SECONDS) X(DIVIDED_AT_ONCE) X(DIVIDED_BYTES_PER_SECOND) \
-  X(DIVIDED_STEPS) X(DIVIDED_MOST_BYTES) X(DIVIDED_WAVES) \
-  X(REDUCED_BYTES_PER_SECOND) X(CAST_SECONDS) X(GEMV_BLOCKS) X(GEMV_RESIDENT) X(GEMV_SLICES_SECONDS) X(GEMV_NARROW) \
-  X(GEMV_THREADS) X(GEMV_AT_ONCE) X(GEMV_ROWS)
-// clang-format on
-
 struct Constants {
-#define ATOMR_CUTLASS_FIELD(name) double name;
-  ATOMR_CUTLASS_ESTIMATE_CONSTANTS(ATOMR_CUTLASS_FIELD)
-#undef ATOMR_CUTLASS_FIELD
-  std::map<int64_t, double> TILE_N_EFFICIENCY;  // by the width of a tile
-  std::map<int64_t, double> CONV_TILES_AT_ONCE;  // likewise; 1 for any other
-  std::map<std::string, double> ITERATOR_PENALTY, STRIDE_PENALTY;  // by the fields of a key
+#define CONSTANT(name, value) double name = value;
+#define CONSTANT_BY(type, name, ...) std::map<type, double> name = {__VA_ARGS__};
+#include "estimate_constants.inc"
+#undef CONSTANT
+#undef CONSTANT_BY
 };
 
 // A GPU; `target` is the capability of the compile target made for it, {0, 0} where there is none.
@@ -132,6 +107,7 @@ double l2_misses(TileList const& tiles, std::pair<double, double> widths, double
 class Model {
  public:
   explicit Model(Constants constants) : c_(std::move(constants)) {}
+  Constants const& constants() const { return c_; }
 
   // The launch options that are best for a kernel and a problem, with `slices` of K.
   Launch launch(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,

@@ -125,13 +125,13 @@ def covers(key: KernelKey, problem: GemmProblem) -> None:
         steps = math.ceil(k / key.tile[2])
         found = estimate.slices(key, formulation.extents, H200)
         assert found
-        assert len(found) <= 1 + estimate.DIVIDED_WAVES
+        assert len(found) <= 1 + estimate.model.constants["DIVIDED_WAVES"]
         bound = estimate.model.bound(estimate.kernel_of(key), formulation.extents, H200)
         for count in found:
             per = math.ceil(steps / count)
             assert count > 1
             assert per * (count - 1) < steps <= per * count
-            assert per >= estimate.DIVIDED_STEPS
+            assert per >= estimate.model.constants["DIVIDED_STEPS"]
             assert 4 * count * formulation.m * formulation.n <= estimate.DIVIDED_MOST_BYTES
             made = estimate.launch(key, formulation.extents, H200, shared_memory(key), count)
             assert made.split_k == count

@@ -167,19 +167,21 @@ def test_the_estimate_is_the_kernels_own_model() -> None:
     root = Path(__file__).resolve().parents[2]
     header = (root / "cpp/include/atomr_cutlass/gemm_few_sm90.h").read_text(encoding="utf-8")
     found = dict(re.findall(r"(k\w+) = ((?:kAlongK \? )?\d+(?: : \d+)?)[;,]", header))
-    assert found["kDramBytesPer10Ps"] == str(estimate.FEW_DRAM_BYTES_PER_10_PS)
-    assert found["kL2BytesPer10Ps"] == str(estimate.FEW_L2_BYTES_PER_10_PS)
-    assert found["kHalfLineTenths"] == str(estimate.FEW_HALF_LINE_TENTHS)
-    assert found["kHalfSectorTenths"] == str(estimate.FEW_HALF_SECTOR_TENTHS)
-    read = (estimate.FEW_READ_BYTES_PER_NS, estimate.FEW_READ_ROWS_BYTES_PER_NS)
+    constants = {name: f"{value:.0f}" for name, value in estimate.model.constants.items() if name.startswith("FEW_")}
+    assert found["kDramBytesPer10Ps"] == constants["FEW_DRAM_BYTES_PER_10_PS"]
+    assert found["kL2BytesPer10Ps"] == constants["FEW_L2_BYTES_PER_10_PS"]
+    assert found["kHalfLineTenths"] == constants["FEW_HALF_LINE_TENTHS"]
+    assert found["kHalfSectorTenths"] == constants["FEW_HALF_SECTOR_TENTHS"]
+    read = (constants["FEW_READ_BYTES_PER_NS"], constants["FEW_READ_ROWS_BYTES_PER_NS"])
     assert found["kReadBytesPerNs"] == "kAlongK ? {} : {}".format(*read)
-    assert found["kAstrayRows"] == str(estimate.FEW_ASTRAY_ROWS)
-    assert found["kBoxPicoseconds"] == f"kAlongK ? {estimate.FEW_BOX_ALONG_K_PS} : {estimate.FEW_BOX_ROWS_PS}"
-    assert found["kWidePicoseconds"] == str(estimate.FEW_WIDE_PS)
-    assert found["kStoredPicoseconds"] == str(estimate.FEW_STORED_PS)
-    assert found["kGatheredPicoseconds"] == str(estimate.FEW_GATHERED_PS)
-    assert found["kAddedPicoseconds"] == str(estimate.FEW_ADDED_PS)
-    assert found["kExposedPercent"] == str(estimate.FEW_EXPOSED_PERCENT)
+    assert found["kAstrayRows"] == constants["FEW_ASTRAY_ROWS"]
+    box = (constants["FEW_BOX_ALONG_K_PS"], constants["FEW_BOX_ROWS_PS"])
+    assert found["kBoxPicoseconds"] == "kAlongK ? {} : {}".format(*box)
+    assert found["kWidePicoseconds"] == constants["FEW_WIDE_PS"]
+    assert found["kStoredPicoseconds"] == constants["FEW_STORED_PS"]
+    assert found["kGatheredPicoseconds"] == constants["FEW_GATHERED_PS"]
+    assert found["kAddedPicoseconds"] == constants["FEW_ADDED_PS"]
+    assert found["kExposedPercent"] == constants["FEW_EXPOSED_PERCENT"]
 
 
 def test_memory_that_is_slower_makes_the_estimate_longer() -> None:

@@ -19,6 +19,7 @@ from atomr_cutlass import GemmEpilogue, GemmLayout, GemvRequest, GemvShape, SmAr
 from atomr_cutlass.generator.families import gemv as family
 from atomr_cutlass.generator.key import COLUMN
 from atomr_cutlass.generator.matrix import cells, preset_of, supports
+from atomr_cutlass.pipeline import estimate
 from atomr_cutlass.pipeline.operation import operation_of
 from atomr_cutlass.reference import ACTIVATIONS
 from fake_gpu import FakeGpu, fetch, operands_of, place
@@ -36,6 +37,10 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.parametrize("case", fake_cases.names(CASES_FILE))
 def test_on_a_fake_gpu(case: str, outcome: dict[str, str]) -> None:
     assert outcome[case] == ""
+
+
+def test_the_model_knows_the_threads_of_a_block() -> None:
+    assert estimate.model.constants["GEMV_THREADS"] == family.THREADS
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ LAYERS = (
      "reference.tree_error"),
     ("cli.options", "epilogue.results", "ops.gemm.divided", "ops.gemm.scaled",
      "ops.gemm.search", "ops.gemm.transposed", "ops.grouped_gemm.kernels", "ops.grouped_gemm.reference",
-     "ops.quantize.operation", "pipeline.invocation", "pipeline.pack_nvcc", "pipeline.request", "reference"),
+     "ops.quantize.operation", "pipeline.invocation", "pipeline.request", "reference"),
     ("cli.cache", "cli.installed", "cli.packs", "epilogue.bind", "ops.gemm.kernels",
      "ops.gemv.problem", "ops.grouped_gemm.arguments", "pipeline.bindings", "pipeline.call", "pipeline.explanation",
      "pipeline.probe", "pipeline.profiler_csv"),

@@ -27,7 +27,6 @@ from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.search import GemmCandidate
 from atomr_cutlass.pipeline import devices, estimate, select, tuning
-from atomr_cutlass.pipeline.candidate import Launch
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, formulations
 from fake_table import A100, ADA, H200
@@ -287,7 +286,7 @@ FITTED = replace(
 )
 
 
-def _fitted(m: int, n: int, k: int) -> Launch:
+def _fitted(m: int, n: int, k: int) -> _core.ModelLaunch:
     variant = next(v for v in formulations(_problem(m, n, k, layouts="rcr")) if not v.swapped)
     launch = estimate.launch(FITTED, variant.extents, H200, 200 << 10)
     assert estimate.model.bound(estimate.kernel_of(FITTED), variant.extents, H200) <= launch.seconds
@@ -696,3 +695,10 @@ def test_explaining_needs_no_driver() -> None:
     )
     assert process.returncode == 0, process.stderr
     assert "verified: " in process.stdout
+
+
+def test_the_models_constants_are_changed_by_name() -> None:
+    changed = _core.TimeModel({"STREAMED": 2.5, "TILE_N_EFFICIENCY": {64: 1.0}}).constants
+    assert changed == estimate.model.constants | {"STREAMED": 2.5, "TILE_N_EFFICIENCY": {64: 1.0}}
+    with pytest.raises(KeyError, match="the model has no constant 'SPEED'"):
+        _core.TimeModel({"SPEED": 1.0})

@@ -133,7 +133,7 @@ def test_files_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path = tmp_path / "tuned.jsonl"
     path.write_text(record().line())
     monkeypatch.setenv(tuning.VARIABLE, f"{tmp_path / 'absent'}:{path}")
-    monkeypatch.setattr(tuning, "_started", False)
+    tuning._start_from_environment.cache_clear()
     with pytest.warns(RuntimeWarning, match="ATOMR_CUTLASS_TUNED: cannot read"):
         assert tuning.find("a GPU", PROBLEM) == record()
     with warnings.catch_warnings():

@@ -19,15 +19,33 @@ Value named(std::map<std::string, Value> const& values, std::string const& name,
   return found == values.end() ? other : found->second;
 }
 
-Constants read_constants(py::dict const& values) {
-  Constants made{};
-#define ATOMR_CUTLASS_READ(name) made.name = values[#name].cast<double>();
-  ATOMR_CUTLASS_ESTIMATE_CONSTANTS(ATOMR_CUTLASS_READ)
-#undef ATOMR_CUTLASS_READ
-  made.TILE_N_EFFICIENCY = values["TILE_N_EFFICIENCY"].cast<decltype(made.TILE_N_EFFICIENCY)>();
-  made.CONV_TILES_AT_ONCE = values["CONV_TILES_AT_ONCE"].cast<decltype(made.CONV_TILES_AT_ONCE)>();
-  made.ITERATOR_PENALTY = values["ITERATOR_PENALTY"].cast<decltype(made.ITERATOR_PENALTY)>();
-  made.STRIDE_PENALTY = values["STRIDE_PENALTY"].cast<decltype(made.STRIDE_PENALTY)>();
+// Calls `use` with each constant's name and the constant.
+template <class OfConstants, class Use>
+void each_constant(OfConstants& constants, Use&& use) {
+#define CONSTANT(name, value) use(#name, constants.name);
+#define CONSTANT_BY(type, name, ...) use(#name, constants.name);
+#include "../estimate_constants.inc"
+#undef CONSTANT
+#undef CONSTANT_BY
+}
+
+py::dict to_dict(Constants const& constants) {
+  py::dict made;
+  each_constant(constants, [&made](char const* name, auto const& value) { made[name] = value; });
+  return made;
+}
+
+// The constants with these in the place of their own.
+Constants changed(py::dict const& values) {
+  Constants made;
+  py::dict left = values.attr("copy")();
+  each_constant(made, [&](char const* name, auto& value) {
+    if (!left.contains(name)) return;
+    value = left.attr("pop")(name).template cast<std::decay_t<decltype(value)>>();
+  });
+  if (!left.empty()) {
+    throw py::key_error("the model has no constant " + py::repr(left.begin()->first).cast<std::string>());
+  }
   return made;
 }
 
@@ -100,18 +118,25 @@ using Values = std::vector<int64_t>;
 using KernelPointer = std::shared_ptr<Kernel>;
 
 void bind_model(py::module_& module) {
-  py::class_<Model, std::shared_ptr<Model>>(module, "TimeModel", "The analytic model with its constants by name.")
-      .def(py::init([](py::dict const& values) { return std::make_shared<Model>(read_constants(values)); }),
-           py::arg("constants"))
+  py::class_<Launch>(module, "ModelLaunch", "How a kernel is launched, and the estimated time of it.")
+      .def_readonly("seconds", &Launch::seconds)
+      .def_readonly("split_k", &Launch::split_k)
+      .def_readonly("swizzle", &Launch::swizzle)
+      .def_readonly("raster", &Launch::raster)
+      .def_readonly("width", &Launch::width);
+  py::class_<Model, std::shared_ptr<Model>>(module, "TimeModel",
+                                            "The analytic model; constants may be changed by name.")
+      .def(py::init([](py::dict const& values) { return std::make_shared<Model>(changed(values)); }),
+           py::arg("constants") = py::dict())
+      .def_property_readonly("constants", [](Model const& model) { return to_dict(model.constants()); })
       .def(
           "launch",
           [](Model const& model, KernelPointer const& kernel, Values const& extents, py::object const& device,
              int64_t shared_bytes, int64_t split_k) {
-            return told(
-                model.launch(*kernel, Extents::of(kernel->op, extents), read_gpu(device), shared_bytes, split_k));
+            return model.launch(*kernel, Extents::of(kernel->op, extents), read_gpu(device), shared_bytes, split_k);
           },
           py::arg("kernel"), py::arg("extents"), py::arg("device"), py::arg("shared_bytes"), py::arg("split_k"),
-          "(seconds, slices of K, swizzle, raster order, width) of the best launch with these slices.")
+          "The best launch with these slices of K.")
       .def(
           "bound",
           [](Model const& model, KernelPointer const& kernel, Values const& extents, py::object const& device) {

@@ -25,7 +25,7 @@ from ..generator.key import KernelKey
 from ..generator.rules import HALF_TYPES
 from ..generator.selection import Selection
 from ..jit import files
-from ..pipeline import pack, pack_build, pack_nvcc
+from ..pipeline import pack, pack_build
 from .options import AsJson
 from .output import complain, report, size_text
 
@@ -55,8 +55,8 @@ def build_command(
     as_json: AsJson = False,
 ) -> None:
     """Builds a pack of exactly the kernels of a file of keys, without a GPU."""
-    if compiler not in COMPILERS:
-        raise typer.BadParameter(f"{compiler!r}; valid: {', '.join(COMPILERS)}", param_hint="--compiler")
+    if compiler not in pack_build.COMPILERS:
+        raise typer.BadParameter(f"{compiler!r}; valid: {', '.join(pack_build.COMPILERS)}", param_hint="--compiler")
     try:
         selection = Selection(archs=arch, keys_file=str(keys), budget_cells=str(budget_cells), budget_mb=str(budget_mb))
         chosen, skipped = selection.keys(), selection.skipped()
@@ -68,14 +68,8 @@ def build_command(
         pack_build.dask_cluster(dask) if dask else contextlib.nullcontext() as executor,
         _progress(len(chosen)) as finished,
     ):
-        data = COMPILERS[compiler](chosen, output.stem, executor=executor, finished=finished)
+        data = pack_build.build(chosen, output.stem, compiler=compiler, executor=executor, finished=finished)
     _write(output, data, as_json=as_json, skipped=[key.name for key in skipped])
-
-
-COMPILERS: dict[str, Callable[..., bytes]] = {
-    "nvrtc": lambda *given, **named: pack.encode(pack_build.build(*given, **named)),
-    "nvcc": pack_nvcc.build,
-}
 
 
 @pack_app.command("list")
@@ -136,7 +130,7 @@ def diff_command(first: One, second: One, *, as_json: AsJson = False) -> None:
 @pack_app.command("merge")
 def merge_command(paths: Several, *, output: Output, as_json: AsJson = False) -> None:
     """One pack of the kernels of several packs of cubins that were built alike."""
-    made = pack.merge([pack.read(path) for path in paths], output.stem)
+    made = pack.merge([pack.read_cubins(path) for path in paths], output.stem)
     _write(output, pack.encode(made), as_json=as_json)
 
 

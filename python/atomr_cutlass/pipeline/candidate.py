@@ -50,24 +50,6 @@ class KernelInfo:
 
 
 @dataclass(frozen=True)
-class Launch:
-    """How a kernel is launched, and the estimated time of it.
-
-    Attributes:
-        seconds: the estimate.
-        split_k: slices of K (sm80 generation).
-        swizzle, raster: what the persistent scheduler is asked for (sm90 generation); see cpp/src/tile_scheduler.h.
-        width: columns of a tile (of D^T: rows of D), for kernels whose launch chooses them; 0 of others.
-    """
-
-    seconds: float
-    split_k: int = 1
-    swizzle: int = 1
-    raster: int = HEURISTIC
-    width: int = 0
-
-
-@dataclass(frozen=True)
 class Candidate(Generic[F]):
     """A kernel for a problem, its launch options, and how the problem is put to it.
 

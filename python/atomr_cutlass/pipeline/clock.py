@@ -51,9 +51,9 @@ class Clock:
         self._call("cuGraphInstantiateWithFlags", ctypes.byref(made), graph, ctypes.c_ulonglong(0))
         self._call("cuGraphDestroy", graph)
         self._call("cuGraphLaunch", made, self.stream)
-        return Replay(self, made, len(sets), launch)
+        return Replay(self, made, len(sets))
 
-    def milliseconds(self, graph: ctypes.c_void_p) -> float:
+    def seconds(self, graph: ctypes.c_void_p) -> float:
         """How long a graph takes."""
         self._call("cuEventRecord", self._begin, self.stream)
         self._call("cuGraphLaunch", graph, self.stream)
@@ -61,7 +61,7 @@ class Clock:
         self._call("cuEventSynchronize", self._end)
         elapsed = ctypes.c_float()
         self._call("cuEventElapsedTime", ctypes.byref(elapsed), self._begin, self._end)
-        return elapsed.value
+        return elapsed.value / 1e3
 
     def drop(self, graph: ctypes.c_void_p) -> None:
         """Gives a graph back."""
@@ -87,14 +87,14 @@ class Clock:
 
 
 class Replay:
-    """A graph of launches, and what they need: the plan has the workspace that they write to."""
+    """A graph of launches. Their plan must live as long, which has the workspace that they write to."""
 
-    def __init__(self, clock: Clock, graph: ctypes.c_void_p, launches: int, launch: object) -> None:
-        self._clock, self._graph, self._launches, self._launch = clock, graph, launches, launch
+    def __init__(self, clock: Clock, graph: ctypes.c_void_p, launches: int) -> None:
+        self._clock, self._graph, self._launches = clock, graph, launches
 
     def seconds(self) -> float:
         """Of one launch."""
-        return self._clock.milliseconds(self._graph) / 1e3 / self._launches
+        return self._clock.seconds(self._graph) / self._launches
 
     def __del__(self) -> None:
         self._clock.drop(self._graph)

@@ -13,6 +13,13 @@ from ..generator.archs import SmArch
 
 TRANSLATED = 2
 
+_LARGEST = {
+    (8, 0): (108, 2039), (8, 6): (84, 768), (8, 9): (142, 1008), (9, 0): (132, 4917), (10, 0): (148, 8000),
+    (12, 0): (148, 1792),
+}  # fmt: skip
+"""Multiprocessors of the largest GPU of a capability, and GB a second of the fastest one's memory, by data sheets."""
+_ANY = (148, 1000)
+
 
 @dataclass(frozen=True)
 class Device:
@@ -59,10 +66,8 @@ def get(index: int = 0) -> Device:
     if reason:
         raise DeviceUnavailableError(f"{reason}; backend='reference' computes on the CPU")
     properties = _core.device_properties(index)
-    # Drivers of virtual GPUs may not tell.
-    properties["memory_bytes_per_second"] = properties["memory_bytes_per_second"] or _memory_rate(
-        properties["capability"]
-    )
+    if not properties["memory_bytes_per_second"]:  # drivers of virtual GPUs may not tell
+        properties["memory_bytes_per_second"] = _LARGEST.get(properties["capability"], _ANY)[1] * 10**9
     return Device(index=index, cuda_version=_core.driver_version(), **properties)
 
 
@@ -84,15 +89,9 @@ def driver() -> str:
     return found[1] if found else f"CUDA {version // 1000}.{version % 1000 // 10}"
 
 
-def _memory_rate(capability: tuple[int, int]) -> int:
-    """Bytes a second of the memory of the fastest such GPU, by the vendor's data sheets."""
-    gigabytes = {(8, 0): 2039, (8, 6): 768, (8, 9): 1008, (9, 0): 4917, (10, 0): 8000, (12, 0): 1792}
-    return gigabytes.get(capability, 1000) * 10**9
-
-
 def imagined(arch: SmArch) -> Device:
     """A GPU of this arch, as far as the model needs one: with the multiprocessors of the largest such part."""
-    multiprocessors = {SmArch.SM80: 108, SmArch.SM86: 84, SmArch.SM89: 142, SmArch.SM90A: 132}.get(arch, 148)
+    multiprocessors, gigabytes = _LARGEST.get(arch.capability, _ANY)
     return Device(
         index=0,
         name=f"an imagined {arch.value} GPU",
@@ -101,7 +100,7 @@ def imagined(arch: SmArch) -> Device:
         shared_memory=arch.shared_memory,
         l2_bytes=50 << 20,
         memory_bytes=80 << 30,
-        memory_bytes_per_second=_memory_rate(arch.capability),
+        memory_bytes_per_second=gigabytes * 10**9,
     )
 
 

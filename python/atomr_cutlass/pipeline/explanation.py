@@ -19,7 +19,6 @@ from .candidate import Candidate
 from .heuristic import heuristics
 from .operation import described, operation_of
 from .search import KernelSearch
-from .select import FAR, WORTHWHILE, better_cell
 from .verification import verification
 
 if TYPE_CHECKING:
@@ -150,20 +149,17 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
     except CutlassError as error:
         if isinstance(error, KernelNotFoundError) and search is not None:
             lacking = select.lacking(search)
-            return replace(_missing(request, lacking, arch, str(error)), refused=_refused(lacking))
+            return Explanation(request, arch, reason=str(error), refused=_refused(lacking), **_cure(lacking, arch))
         refused = () if search is None else _refused(search, [arch])
         return Explanation(request, arch, reason=str(error), refused=refused)
     ranked = select.rank(search) or select.rank(search, built_helpers=False)
-    ranked = [
-        candidate
-        for number, candidate in enumerate(ranked)
-        if candidate.key not in {other.key for other in ranked[:number]}
-    ]
+    by_key: dict[KernelKey, Candidate[Any]] = {}
+    for candidate in ranked:
+        by_key.setdefault(candidate.key, candidate)
+    ranked = list(by_key.values())
     notes = tuple(_notes(request, search, best, ranked, arch))
-    if policy != "off" and not (best.named or best.tuned):
-        better = better_cell(search, best, WORTHWHILE if policy == "background" else FAR)
-        if better is not None:
-            notes += (f"{better.key.name} is compiled in the background and takes over when it is ready",)
+    if policy != "off" and (better := select.better_cell(search, best, policy)):
+        notes += (f"{better.key.name} is compiled in the background and takes over when it is ready",)
     reason = "the table has no kernel for it: the matrix's best by the model, compiled at run time"
     if best.info is not None:
         reason = f"the best estimate of {len(ranked)} cells that match types, layouts and alignment"
@@ -245,7 +241,8 @@ def _compiled(found: Explanation, lacking: Sequence[tuple[KernelSearch[Any], Can
     lacks = "the table has no kernel for it" if found.source == "jit" else f"the table lacks {first.key.name}"
     passed_over = select.too_new(search)
     notes = (*found.notes, passed_over) if passed_over else found.notes
-    absent = replace(_missing(found.request, search, found.arch, "", first), notes=notes, refused=found.refused)
+    cure = _cure(search, found.arch, first)
+    absent = Explanation(found.request, found.arch, notes=notes, refused=found.refused, **cure)
     if kernels.frozen() == "error" and not all(kernels.ready(of.key, search.device) for _, of in lacking):
         return replace(absent, reason=f"{lacks}, and {kernels.problem()}")
     try:
@@ -253,33 +250,24 @@ def _compiled(found: Explanation, lacking: Sequence[tuple[KernelSearch[Any], Can
     except CutlassError as error:
         return replace(absent, reason=f"{lacks}, and it cannot be compiled: {error}")
     waiting = sum(family(of.key).compile_seconds for (_, of), place in zip(lacking, places, strict=True) if not place)
-    return replace(
-        found,
-        nearest=absent.nearest,
-        axes=absent.axes,
-        knob=absent.knob,
-        pack=absent.pack,
-        cached=None if None in places else max(places, key=("memory", "disk").index),
-        compile_seconds=float(waiting),
-        notes=notes,
-    )
+    cached = None if None in places else max(places, key=("memory", "disk").index)
+    changes = cure | {"verified": found.verified, "notes": notes}
+    return replace(found, cached=cached, compile_seconds=float(waiting), **changes)
 
 
-def _missing(
-    request: Request, search: KernelSearch[Any], arch: SmArch, reason: str, best: Candidate[Any] | None = None
-) -> Explanation:
+def _cure(search: KernelSearch[Any], arch: SmArch, best: Candidate[Any] | None = None) -> dict[str, Any]:
+    """The members of an explanation that say what would serve a problem whose kernel the table lacks."""
     try:
         wanted = select.nearest(search, arch, best)
     except UnsupportedError:
         wanted = None
     if wanted is None:
-        return Explanation(request, arch, reason=reason)
+        return {}
     nearest, offered = table.nearest(wanted), select.in_preset(wanted)
-    return replace(
-        Explanation(request, arch, reason=reason),
-        verified=str(verification(wanted)),
-        nearest=wanted.name,
-        axes=nearest[1] if nearest else (),
-        knob=f"{select.knob(offered)} pip install ." if offered else None,
-        pack=kernels.built_ahead(wanted),
-    )
+    return {
+        "verified": str(verification(wanted)),
+        "nearest": wanted.name,
+        "axes": nearest[1] if nearest else (),
+        "knob": f"{select.knob(offered)} pip install ." if offered else None,
+        "pack": kernels.built_ahead(wanted),
+    }

@@ -1,22 +1,16 @@
-"""Packs: kernels in one file, of which every byte is under a checksum.
+"""Packs: kernels in one file, of which every byte is under a checksum (`generator.seal`).
 
-Those of cubins, compiled by NVRTC, are
-
-    magic, length of the manifest (8 bytes, little-endian), manifest (JSON), SHA-256 of all that; images, one after the
-    other, whose lengths and SHA-256 the manifest has
-
-A pack is read whole and checked before anything of it is used: what reaches the driver is what was checked, whatever
-becomes of the file meanwhile. Neither a GPU nor a compiler is needed to read, list or write one. The other form is a
-shared library by nvcc, sealed (`generator.seal`): that is checked before the library is loaded.
+A pack is a shared library by nvcc, or MAGIC and the images of cubins compiled by NVRTC, one after the other, whose
+lengths the manifest has. It is read whole and checked before anything of it is used: of cubins, what reaches the driver
+is what was checked, whatever becomes of the file meanwhile. Neither a GPU nor a compiler is needed to read, list or
+write one.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,42 +19,15 @@ from ..errors import LibraryError
 from ..generator import key_file
 from ..generator.key import KernelKey
 from ..generator.manifest import cuda_version, kernel, manifest
-from ..generator.seal import unseal
+from ..generator.seal import append, unseal
 
-MAGIC = b"atomr_cutlass cubins 1\n"
-
-_LENGTH = struct.Struct("<Q")
-_DIGEST_BYTES = 32
-_MOST_MANIFEST = 256 << 20
+MAGIC = b"atomr_cutlass cubins 2\n"
 
 LAYOUT = f"{_core.LAYOUT_DIGEST:016x}"
 """The digest of the ABI's layout, as manifests have it."""
 
-
-@dataclass(frozen=True)
-class Built:
-    """The tools that a pack's kernels were built with, and the versions they were built for.
-
-    Attributes:
-        package: version of this package.
-        abi_version: of the C ABI.
-        layout: digest of the ABI's layout, in hexadecimal digits.
-        compiler: such as `nvrtc 13.0.88`.
-        headers: digests of the headers, by whose they are.
-        licenses: the texts that hold for the kernels, by what they are of.
-    """
-
-    package: str
-    abi_version: int
-    layout: str
-    compiler: str
-    headers: Mapping[str, str]
-    licenses: Mapping[str, str]
-
-    @property
-    def cuda_version(self) -> int:
-        """Of the compiler; 13000 means 13.0."""
-        return cuda_version(self.compiler)
+BUILT = ("package", "abi_version", "layout", "compiler", "headers", "licenses")
+"""What a manifest says of how the pack was built; see `generator.manifest.manifest`."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +55,22 @@ class Cubin:
 
 @dataclass(frozen=True)
 class Pack:
-    """The contents of a pack. Two packs of one name are told apart by their files."""
+    """The contents of a pack. Two packs of one name are told apart by their files.
+
+    Attributes:
+        name: the pack's name.
+        built: how its kernels were built, by BUILT.
+        cubins: the kernels.
+    """
 
     name: str
-    built: Built
+    built: Mapping[str, Any]
     cubins: tuple[Cubin, ...]
+
+    @property
+    def cuda_version(self) -> int:
+        """Of the compiler; 13000 means 13.0."""
+        return cuda_version(self.built["compiler"])
 
     def manifest(self) -> dict[str, Any]:
         """Its manifest, as JSON-ready values."""
@@ -103,74 +81,44 @@ class Pack:
             )
             for cubin in self.cubins
         ]  # fmt: skip
-        return manifest(self.name, kernels, **asdict(self.built))
-
-
-def is_pack(data: bytes) -> bool:
-    """Whether a file that begins like this claims to be a pack of cubins."""
-    return data.startswith(MAGIC)
+        return manifest(self.name, kernels, **self.built)
 
 
 def encode(pack: Pack) -> bytes:
     """The file of a pack: the same bytes for the same pack."""
     images = [image for cubin in pack.cubins for image in (cubin.kernel, cubin.companion)]
-    text = json.dumps(pack.manifest(), sort_keys=True, separators=(",", ":")).encode()
-    head = MAGIC + _LENGTH.pack(len(text)) + text
-    return b"".join((head, bytes.fromhex(_sha256(head)), *images))
+    return append(b"".join((MAGIC, *images)), pack.manifest())
 
 
 def decode(data: bytes, where: str) -> Pack:
-    """The inverse of `encode`, once every byte has been checked.
-
-    Args:
-        data: the file.
-        where: its name in messages.
+    """The inverse of `encode`, once every byte has been checked; messages call the file `where`.
 
     Raises:
         LibraryError: it is not as it was written, or no pack that this package can read; says which.
     """
-    told, start = _manifest(data, where)
-    view = memoryview(data)
+    told = _manifest(data, where)
     try:
         # First of all, for what follows may mean something else in another version.
-        require_fit(told["abi_version"], told["layout"], where)
-        built = Built(**{one.name: told[one.name] for one in fields(Built)})
-        cubins = []
+        _require_fit(told["abi_version"], told["layout"], where)
+        built = {name: told[name] for name in BUILT}
+        end, cubins = len(MAGIC), []
         for entry in told["kernels"]:
             images = []
             for image in entry["images"]:
-                end = start + image["bytes"]
-                if end > len(data):
-                    raise _damaged(where, f"it ends within the code of {entry['name']}")
-                images.append(bytes(view[start:end]))
-                start = end
-                if _sha256(images[-1]) != image["sha256"]:
-                    raise _damaged(where, f"the code of {entry['name']} does not match its checksum")
+                start, end = end, end + image["bytes"]
+                images.append(data[start:end])
             code, companion = images
-            cubins.append(
-                Cubin(
-                    key_file.parse(entry),
-                    code,
-                    companion,
-                    entry["content"],
-                    entry["shared_bytes"],
-                    entry["threads"],
-                    tuple(entry["verified"]),
-                )
-            )
-        if start != len(data):
-            raise _damaged(where, f"{len(data) - start} bytes follow its last image")
+            facts = {name: entry[name] for name in ("content", "shared_bytes", "threads")}
+            cubins.append(Cubin(key_file.parse(entry), code, companion, **facts, verified=tuple(entry["verified"])))
+        if end != told["bytes"]:
+            raise LibraryError("pack", f"{where} has images of other lengths than its manifest says: rebuild the pack")
         return Pack(told["name"], built, tuple(cubins))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise LibraryError("pack", f"{where} has a manifest that cannot be used ({error}): rebuild the pack") from error
 
 
-def require_fit(abi_version: int, layout: str, where: str) -> None:
-    """Refuses a pack that was built for another ABI than this package's.
-
-    Raises:
-        LibraryError: it was.
-    """
+def _require_fit(abi_version: int, layout: str, where: str) -> None:
+    """Refuses a pack that was built for another ABI than this package's."""
     if abi_version != _core.ABI_VERSION:
         raise LibraryError(
             "pack",
@@ -184,49 +132,46 @@ def require_fit(abi_version: int, layout: str, where: str) -> None:
         )
 
 
-def read(path: Path) -> Pack:
-    """The pack of cubins in a file. Errors are those of `decode`, and LibraryError for a file that cannot be read."""
-    data = content(path)
-    if not is_pack(data):
+def read(path: Path) -> Pack | dict[str, Any]:
+    """The pack of cubins in a file or, of one that is a shared library, the manifest, once every byte has been checked.
+
+    Raises:
+        LibraryError: the file cannot be read, is damaged, or is no pack that this package can load.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise LibraryError("pack", f"cannot read {path}: {error.strerror}") from error
+    return decode(data, str(path)) if data.startswith(MAGIC) else _check_library(data, str(path))
+
+
+def read_cubins(path: Path) -> Pack:
+    """As `read`, which refuses a pack of the other form."""
+    found = read(path)
+    if not isinstance(found, Pack):
         raise LibraryError(
             "pack",
             f"{path} is no pack of cubins: one that is a shared library is loaded as it is, beside others, or built "
             "again of all keys",
         )
-    return decode(data, str(path))
+    return found
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Reads the manifest of a pack of either form as JSON-ready values, after checking every byte of the pack.
-
-    Raises:
-        LibraryError: the file cannot be read, is damaged, or is no pack that this package can load.
-    """
-    data = content(path)
-    if is_pack(data):
-        return {"form": "cubins", **decode(data, str(path)).manifest()}
-    return {"form": "library", **check_library(data, str(path))}
+    """The manifest of a pack of either form as JSON-ready values; errors are those of `read`."""
+    found = read(path)
+    return {"form": "cubins", **found.manifest()} if isinstance(found, Pack) else {"form": "library", **found}
 
 
-def check_library(data: bytes, where: str) -> dict[str, Any]:
-    """The manifest of a pack that is a shared library, of which nothing is loaded for that.
-
-    Args:
-        data: the file.
-        where: its name in messages.
-
-    Raises:
-        LibraryError: it is not as it was built, or this system's C library is older than it needs.
-    """
+def _check_library(data: bytes, where: str) -> dict[str, Any]:
+    """The manifest of a shared library, unless this system's C library is older than it needs; nothing is loaded."""
+    told = _manifest(data, where)
     try:
-        told = unseal(data)
         needed, count = str(told["glibc"]), len(told["kernels"])
-    except (ValueError, RecursionError) as error:
-        raise _damaged(where, str(error)) from error
     except (KeyError, TypeError) as error:
         raise LibraryError("pack", f"{where} has a manifest that cannot be used ({error}): rebuild the pack") from error
     # Where they are not said, the library itself says them once it is loaded.
-    require_fit(told.get("abi_version", _core.ABI_VERSION), told.get("layout", LAYOUT), where)
+    _require_fit(told.get("abi_version", _core.ABI_VERSION), told.get("layout", LAYOUT), where)
     here = _glibc()
     if needed and here and _numbers(needed) > _numbers(here):
         raise LibraryError(
@@ -235,14 +180,6 @@ def check_library(data: bytes, where: str) -> dict[str, Any]:
             "that is as old, or as cubins (`atomr-cutlass build`), which need none",
         )
     return told
-
-
-def content(path: Path) -> bytes:
-    """The bytes of a file; LibraryError where it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise LibraryError("pack", f"cannot read {path}: {error.strerror}") from error
 
 
 def _glibc() -> str:
@@ -265,7 +202,7 @@ def merge(packs: Sequence[Pack], name: str) -> Pack:
     cubins: dict[KernelKey, Cubin] = {}
     for pack in packs:
         for attribute in ("abi_version", "layout", "compiler", "headers"):
-            ours, theirs = getattr(first.built, attribute), getattr(pack.built, attribute)
+            ours, theirs = first.built[attribute], pack.built[attribute]
             if ours != theirs:
                 raise LibraryError(
                     "pack", f"{first.name} and {pack.name} cannot be merged: {attribute} is {ours} and {theirs}"
@@ -277,31 +214,9 @@ def merge(packs: Sequence[Pack], name: str) -> Pack:
     return Pack(name, first.built, tuple(cubins.values()))
 
 
-def _manifest(data: bytes, where: str) -> tuple[dict[str, Any], int]:
-    """The manifest of a pack, and where its images begin."""
-    start = len(MAGIC) + _LENGTH.size
-    if len(data) < start or not is_pack(data):
-        raise _damaged(where, "it has no head of a pack")
-    length = _LENGTH.unpack_from(data, len(MAGIC))[0]
-    end = start + length
-    if length > _MOST_MANIFEST or len(data) < end + _DIGEST_BYTES:
-        raise _damaged(where, "it ends within its manifest")
-    if bytes.fromhex(_sha256(data[:end])) != data[end : end + _DIGEST_BYTES]:
-        raise _damaged(where, "its manifest does not match its checksum")
+def _manifest(data: bytes, where: str) -> dict[str, Any]:
+    """The manifest of a pack, once every byte has been checked."""
     try:
-        told = json.loads(data[start:end])
+        return unseal(data)
     except (ValueError, RecursionError) as error:
-        raise _damaged(where, f"its manifest is no JSON: {error}") from error
-    if not isinstance(told, dict):
-        raise _damaged(where, "its manifest is no object")
-    return told, end + _DIGEST_BYTES
-
-
-def _damaged(where: str, why: str) -> LibraryError:
-    return LibraryError("pack", f"{where} is damaged: {why}; copy or build it again")
-
-
-def _sha256(data: bytes) -> str:
-    import hashlib  # loads OpenSSL, which importing the package need not
-
-    return hashlib.sha256(data).hexdigest()
+        raise LibraryError("pack", f"{where} is damaged: {error}; copy or build it again") from error

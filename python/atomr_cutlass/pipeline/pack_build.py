@@ -1,27 +1,50 @@
-"""Packs from keys: each kernel compiled by NVRTC, or taken from the disk cache, on any executor."""
+"""Packs from keys, by either compiler: each kernel is compiled, or taken from the disk cache, on any executor.
+
+NVRTC makes packs of cubins, nvcc and a host compiler shared libraries.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import os
+import re
+import shlex
+import shutil
 import struct
-from collections.abc import Callable, Iterator, Sequence
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from .. import _core
 from ..errors import CompileError, CutlassError, DeviceUnavailableError, LibraryError
-from ..generator import elf, key_file, machine
-from ..generator.key import KernelKey
-from ..generator.manifest import LICENSE
+from ..generator import elf, emit, headers, key_file, machine
+from ..generator import toolchain as nvcc_toolchain
+from ..generator.content import cutlass_digest, source_digest
+from ..generator.key import KernelKey, check_unique
+from ..generator.manifest import LICENSE, kernel, manifest
+from ..generator.matrix import family
+from ..generator.render import render
+from ..generator.seal import seal
 from ..jit import kernels
 from ..jit import toolchain as jit_toolchain
 from ..jit.compiler import Images
 from ..jit.toolchain import Toolchain, toolchain
-from .pack import LAYOUT, Built, Cubin, Pack
+from ..jit.turns import COMPILE_SECONDS
+from .pack import LAYOUT, Cubin, Pack, encode
 from .verification import identity, verification
 
+FLAGS = (
+    "-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr", "-cudart=static", "-Xfatbin", "-compress-all",
+    "-Xcompiler=-fPIC,-fvisibility=hidden,-fvisibility-inlines-hidden,-ffunction-sections,-fdata-sections",
+)  # fmt: skip
+LINK_FLAGS = ("-shared", "-Xlinker=--gc-sections,--strip-all,-z,defs")
 _INFO = struct.Struct("<QIIII3II")
 """atomr_cutlass_jit_info (jit_abi.h)."""
 _CONNECT_SECONDS = 20.0
@@ -31,77 +54,62 @@ def build(
     keys: Sequence[KernelKey],
     name: str,
     *,
+    compiler: str = "nvrtc",
     executor: Executor | None = None,
     finished: Callable[[KernelKey], None] = lambda _key: None,
-) -> Pack:
-    """The pack of some keys. What was compiled before an interruption is taken from the cache by the next build.
+) -> bytes:
+    """The file of a pack. What was compiled before an interruption is taken from the cache by the next build.
 
     Args:
         keys: the kernels to compile.
         name: of the pack.
-        executor: runs `compile_key`; None: threads, whose compilers are processes, as many as CPUs and memory allow.
+        compiler: of COMPILERS: `nvrtc` makes a pack of cubins, `nvcc` a shared library, sealed.
+        executor: runs `compile_key` or `compile_unit`; None: threads, whose compilers are processes, as many as CPUs
+            and memory allow.
         finished: is told of each kernel that is done.
 
     Raises:
         CompileError: some kernels do not compile; names them. Those that do are in the cache.
-        DeviceUnavailableError: NVRTC or CUDA's headers are missing.
-        LibraryError: a compiler died, or the executor.
+        DeviceUnavailableError: the compiler is missing, or what it needs: CUDA's headers or a host compiler.
+        LibraryError: a compiler died, or the executor, or the library cannot be linked.
     """
-    tools = toolchain()
-    made = compiled(compile_key, [[key] for key in keys], tools_digest(tools), executor, finished)
-    cubins = (_cubin(key, Images.unpack(image), tools) for key, image in zip(keys, made, strict=True))
-    return Pack(name, _built(tools), tuple(cubins))
+    return COMPILERS[compiler](keys, name, executor, finished)
 
 
-def compiled(
+def _compiled(
     compile_unit: Callable[[str, str], bytes],
     units: Sequence[Sequence[KernelKey]],
     digest: str,
+    threads: int,
     executor: Executor | None,
     finished: Callable[[KernelKey], None],
 ) -> list[bytes]:
-    """Has an executor compile each unit.
-
-    Args:
-        compile_unit: of the lines of a file of keys and the toolchain's digest, on whichever machine.
-        units: the kernels that are compiled together.
-        digest: of the toolchain.
-        executor: None: threads, as many as CPUs allow for compilers of two processes.
-        finished: is told of each kernel that is done.
-
-    Raises:
-        CompileError: some do not compile; names them.
-        LibraryError: the executor failed.
-    """
+    """What an executor (None: so many threads) compiles each unit to, by a function of its keys' lines and a digest."""
     made, failed = [b""] * len(units), []
     with contextlib.ExitStack() as stack:
-        pool = executor or stack.enter_context(ThreadPoolExecutor(max(1, machine.cpus() // 2)))
+        pool = executor or stack.enter_context(ThreadPoolExecutor(threads))
         waiting = {
             pool.submit(compile_unit, "\n".join(map(key_file.line, unit)), digest): place
             for place, unit in enumerate(units)
         }
-        try:
-            for future in as_completed(waiting):
-                place = waiting[future]
-                names = ", ".join(key.name for key in units[place])
-                try:
-                    made[place] = future.result()
-                except CompileError as error:
-                    failed.append(f"{names}: {error}")
-                except CutlassError:
-                    raise
-                except Exception as error:  # each executor has errors of its own for workers that died
-                    raise LibraryError(
-                        "executor",
-                        f"{names} not compiled: a worker died, or cannot be reached ({type(error).__name__}: "
-                        f"{error}). Build again: what is compiled is in the cache",
-                    ) from error
-                for key in units[place]:
-                    finished(key)
-        except BaseException:
-            for future in waiting:
-                future.cancel()
-            raise
+        stack.callback(lambda: [future.cancel() for future in waiting])  # of one that fails the others
+        for future in as_completed(waiting):
+            place = waiting[future]
+            names = ", ".join(key.name for key in units[place])
+            try:
+                made[place] = future.result()
+            except CompileError as error:
+                failed.append(f"{names}: {error}")
+            except CutlassError:
+                raise
+            except Exception as error:  # each executor has errors of its own for workers that died
+                raise LibraryError(
+                    "executor",
+                    f"{names} not compiled: a worker died, or cannot be reached ({type(error).__name__}: "
+                    f"{error}). Build again: what is compiled is in the cache",
+                ) from error
+            for key in units[place]:
+                finished(key)
     if failed:
         raise CompileError(f"{len(failed)} of {len(units)} compilations failed: " + "; ".join(sorted(failed)))
     return made
@@ -132,41 +140,19 @@ def dask_cluster(address: str) -> Iterator[Executor]:
         yield client.get_executor()
 
 
-def compile_key(line: str, digest: str) -> bytes:
-    """The images of a key, as `Images.pack` has them: a function of the key and the toolchain, on any machine.
+def _digest(compiler: str, *parts: str) -> str:
+    """Identifies a toolchain by what decides about its code, whatever its paths."""
+    return f"{compiler} {hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
 
-    Args:
-        line: the key, as a line of a file of keys.
-        digest: `tools_digest` of the toolchain that is to compile it.
 
-    Raises:
-        LibraryError: the toolchain here is another one.
-        CompileError: the source does not compile.
-    """
-    key = key_file.parse(json.loads(line))
-    here = tools_digest(toolchain())
+def _require(lib: str, here: str, digest: str, key: KernelKey) -> None:
+    """Refuses to compile a key by another toolchain than the one that is to compile it."""
     if here != digest:
-        raise LibraryError(
-            "nvrtc", f"the toolchain here is {here}, and {digest} is to compile {key.name}: install that"
-        )
-    return kernels.load(key, key.arch.value)[0].pack()
+        raise LibraryError(lib, f"the toolchain here is {here}, and {digest} is to compile {key.name}: install that")
 
 
-def tools_digest(tools: Toolchain) -> str:
-    """Identifies a toolchain and its headers independently of their paths: the compiler, and a digest of everything."""
-    import hashlib
-
-    parts = "\0".join([tools.build, *(f"{name}={digest}" for name, digest in sorted(tools.headers.items()))])
-    return f"{tools.compiler} {hashlib.sha256(parts.encode()).hexdigest()[:16]}"
-
-
-def verified(key: KernelKey) -> list[dict[str, str]]:
-    """The verification records of a kernel as it is now, for manifests."""
-    return [record.to_dict() for record in verification(key).records]
-
-
-def package_facts() -> dict[str, Any]:
-    """The facts about this package that every pack built by it records."""
+def _facts(compiler: str, digests: Mapping[str, str]) -> dict[str, Any]:
+    """How this package builds, as `pack.BUILT` has it."""
     own = metadata.distribution("atomr-cutlass")
     ours, theirs = own.read_text("licenses/LICENSE") or LICENSE, LICENSE
     with contextlib.suppress(OSError):
@@ -175,12 +161,50 @@ def package_facts() -> dict[str, Any]:
         "package": own.version,
         "abi_version": _core.ABI_VERSION,
         "layout": LAYOUT,
+        "compiler": compiler,
+        "headers": dict(digests),
         "licenses": {"atomr_cutlass": ours, "CUTLASS": theirs},
     }
 
 
-def _built(tools: Toolchain) -> Built:
-    return Built(**package_facts(), compiler=tools.compiler, headers=dict(tools.headers))
+def _verified(key: KernelKey) -> tuple[dict[str, str], ...]:
+    return tuple(record.to_dict() for record in verification(key).records)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Cubins, by NVRTC
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _cubins(
+    keys: Sequence[KernelKey], name: str, executor: Executor | None, finished: Callable[[KernelKey], None]
+) -> bytes:
+    """A pack of cubins."""
+    tools = toolchain()
+    threads = max(1, machine.cpus() // 2)  # a compilation is two processes
+    made = _compiled(compile_key, [[key] for key in keys], _nvrtc_digest(tools), threads, executor, finished)
+    cubins = (_cubin(key, Images.unpack(image), tools) for key, image in zip(keys, made, strict=True))
+    return encode(Pack(name, _facts(tools.compiler, tools.headers), tuple(cubins)))
+
+
+def compile_key(line: str, digest: str) -> bytes:
+    """The images of a key, as `Images.pack` has them: a function of the key and the toolchain, on any machine.
+
+    Args:
+        line: the key, as a line of a file of keys; for `compile_unit` the lines of several.
+        digest: of the toolchain that is to compile it.
+
+    Raises:
+        LibraryError: the toolchain here is another one.
+        CompileError: the source does not compile.
+    """
+    key = key_file.parse(json.loads(line))
+    _require("nvrtc", _nvrtc_digest(toolchain()), digest, key)
+    return kernels.load(key, key.arch.value)[0].pack()
+
+
+def _nvrtc_digest(tools: Toolchain) -> str:
+    return _digest(tools.compiler, tools.build, *(f"{name}={digest}" for name, digest in sorted(tools.headers.items())))
 
 
 def _cubin(key: KernelKey, images: Images, tools: Toolchain) -> Cubin:
@@ -191,12 +215,160 @@ def _cubin(key: KernelKey, images: Images, tools: Toolchain) -> Cubin:
     if layout != _core.LAYOUT_DIGEST:
         raise LibraryError("pack", f"the headers that {key.name} is compiled with are of another ABI: reinstall")
     source, cutlass = identity(key)
-    return Cubin(
-        key,
-        images.kernel,
-        images.companion,
-        f"{source} {cutlass} {tools.compiler}",
-        shared_bytes,
-        threads,
-        tuple(verified(key)),
-    )
+    content = f"{source} {cutlass} {tools.compiler}"
+    return Cubin(key, images.kernel, images.companion, content, shared_bytes, threads, _verified(key))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Shared libraries, by nvcc
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Nvcc:
+    """A CUDA compiler with its headers.
+
+    Attributes:
+        path: the compiler.
+        host: the host compiler.
+        version: what both say of themselves.
+        cutlass: identity of CUTLASS's headers as it finds them.
+        include: where it looks for headers.
+    """
+
+    path: Path
+    host: Path
+    version: str
+    cutlass: str
+    include: tuple[Path, ...]
+
+    @property
+    def name(self) -> str:
+        """Such as `nvcc 13.0.88`."""
+        found = re.search(r"V(\d+(?:\.\d+)+)", self.version)
+        return f"nvcc {found[1] if found else '?'}"
+
+    @property
+    def digest(self) -> str:
+        """Identifies the compiler, its headers and its options independently of their paths."""
+        return _digest(self.name, self.version, self.cutlass, headers.digest(jit_toolchain.OURS), *FLAGS)
+
+
+def nvcc() -> Nvcc:
+    """The compiler that a build of the package would take: `CUDACXX`, an installed one, or PyPI's.
+
+    Raises:
+        DeviceUnavailableError: there is none, or the headers are none of CUTLASS.
+    """
+    try:
+        path = nvcc_toolchain.find_nvcc(kernels.store().folder / "toolkit")
+        found = headers.includes(jit_toolchain.CUTLASS, "nvcc", ours=jit_toolchain.OURS)
+        digest = cutlass_digest(jit_toolchain.CUTLASS, jit_toolchain.OURS, jit_toolchain.cutlass_digest())
+    except (nvcc_toolchain.ToolchainError, headers.HeadersError) as error:
+        raise DeviceUnavailableError(f"{error} (--compiler nvrtc needs neither nvcc nor a host compiler)") from error
+    named = (shlex.split(os.environ.get("CXX", "")) or ["c++"])[0]
+    host = shutil.which(named)
+    if host is None:
+        raise DeviceUnavailableError(
+            f"nvcc needs a C++ compiler, and there is no {named}: install one, or name it in CXX (--compiler nvrtc "
+            "needs neither)"
+        )
+    versions = [_run([program, "--version"])[1] for program in (str(path), host)]
+    return Nvcc(path, Path(host), "\n".join(versions), digest, found.folders)
+
+
+def _library(
+    keys: Sequence[KernelKey], name: str, executor: Executor | None, finished: Callable[[KernelKey], None]
+) -> bytes:
+    """A shared library, sealed."""
+    check_unique(keys)
+    tools = nvcc()
+    threads = machine.jobs(max(family(key).compile_mb for key in keys) << 20)
+    units = [
+        unit for arch in dict.fromkeys(key.arch for key in keys)
+        for unit in emit.units_of([key for key in keys if key.arch is arch])
+    ]  # fmt: skip
+    objects = _compiled(compile_unit, units, tools.digest, threads, executor, finished)
+    with tempfile.TemporaryDirectory(prefix="atomr-cutlass-") as work:
+        folder = Path(work)
+        paths = []
+        for number, content in enumerate(objects):
+            paths.append(folder / f"{number}.o")
+            paths[-1].write_bytes(content)
+        (folder / "table.cpp").write_text(emit.table(keys), encoding="utf-8")
+        (folder / "pack.map").write_text("{ global: atomr_cutlass_pack_v1; local: *; };\n", encoding="ascii")
+        words = [
+            *_command(tools), *LINK_FLAGS, f"-Xlinker=--version-script={folder / 'pack.map'}",
+            f'-DATOMR_CUTLASS_PACK_NAME="{name}"', str(folder / "table.cpp"), *map(str, paths),
+            "-o", str(folder / "pack.so"),
+        ]  # fmt: skip
+        status, log = _run(words)
+        if status != 0:
+            raise LibraryError("nvcc", f"the pack cannot be linked: {log.strip()[-2000:]}")
+        library = (folder / "pack.so").read_bytes()
+    by = f"{tools.cutlass} {tools.name}"
+    members = [kernel(key, f"{source_digest(key, jit_toolchain.OURS)} {by}", _verified(key)) for key in keys]
+    digests = {"cutlass": jit_toolchain.cutlass_digest(), "atomr_cutlass": headers.digest(jit_toolchain.OURS)}
+    return seal(library, manifest(name, members, **_facts(tools.name, digests)))
+
+
+def compile_unit(lines: str, digest: str) -> bytes:
+    """The object file of kernels of one arch that `emit.units_of` puts together; arguments are those of `compile_key`.
+
+    Raises:
+        LibraryError: the toolchain here is another one.
+        CompileError: the source does not compile.
+        UnsupportedError: a kernel cannot compile with the installed version of CUTLASS.
+    """
+    keys = [key_file.parse(json.loads(line)) for line in lines.splitlines()]
+    tools = nvcc()
+    _require("nvcc", tools.digest, digest, keys[0])
+    for key in keys:
+        jit_toolchain.check_compiles(key)
+    name, unit = emit.unit_source(keys)
+    arch = keys[0].arch
+    sources = {
+        f"src/{arch.value}/{key.name}.cu": render(key, content=source_digest(key, jit_toolchain.OURS))[0]
+        for key in keys
+    } | {f"units/{arch.value}/{name}.cu": unit}
+    options = [
+        f"-gencode=arch=compute_{arch.target},code=sm_{arch.target}",
+        f'-DATOMR_CUTLASS_HEADERS_DIGEST="{tools.cutlass}"',
+    ]
+
+    def make() -> bytes:
+        with tempfile.TemporaryDirectory(prefix="atomr-cutlass-") as work:
+            for file, text in sources.items():
+                path = Path(work, file)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            made = Path(work, f"{name}.o")
+            status, log = _run([*_command(tools), *options, "-c", str(path), "-o", str(made)])
+            if status != 0:
+                raise CompileError(
+                    f"{name} does not compile for {arch.value}: {log.strip()[-500:]}",
+                    log=log, source="\n".join(sources.values()), options=tuple(options),
+                )  # fmt: skip
+            return made.read_bytes()
+
+    content = hashlib.sha256("\0".join(["object", *sources.values(), *options, digest]).encode()).digest()
+    info = {"name": name, "target": f"{arch.value} object", "nvcc": tools.name}
+    return kernels.store().obtain(content, make, info)[0]
+
+
+def _command(tools: Nvcc) -> list[str]:
+    return [str(tools.path), f"-ccbin={tools.host}", *FLAGS, *(f"-I{folder}" for folder in tools.include)]
+
+
+def _run(words: Sequence[str]) -> tuple[int, str]:
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            check=False, timeout=COMPILE_SECONDS,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LibraryError("nvcc", f"{words[0]} cannot be run: {error}") from error
+    return done.returncode, done.stdout
+
+
+COMPILERS: dict[str, Callable[..., bytes]] = {"nvrtc": _cubins, "nvcc": _library}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import functools
 import itertools
 import json
 import math
@@ -72,12 +71,13 @@ def write(records: Iterable[TuneRecord], path: Path) -> int:
     return len(rows)
 
 
-def read(path: Path, gpu: str) -> tuple[list[TuneRecord], int]:
+def read(path: Path, gpu: str | None) -> tuple[list[TuneRecord], int]:
     """The fastest kernel of each problem of a file.
 
     Args:
         path: the file.
-        gpu: name of the model that it was measured on, which it does not say, as the driver has it.
+        gpu: name of the model that it was measured on, which it does not say, as the driver has it; None: that of
+            GPU 0.
 
     Returns:
         (the records, the number of rows that are none: failed or wrong ones, and kernels that are no cell of ours).
@@ -85,7 +85,9 @@ def read(path: Path, gpu: str) -> tuple[list[TuneRecord], int]:
     Raises:
         InvalidOperandError: the file cannot be read, lacks a column, or a row has no numbers where these belong; names
             the line.
+        DeviceUnavailableError: there is no GPU, whose name is asked for.
     """
+    gpu = devices.get(0).name if gpu is None else gpu
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
@@ -98,25 +100,18 @@ def read(path: Path, gpu: str) -> tuple[list[TuneRecord], int]:
     names = _names()
     found: dict[str, list[TuneRecord]] = defaultdict(list)
     for line, row in rows:
-        record = _numbered(path, line, row, names, gpu)
+        try:
+            record = _record(row, names, gpu)
+        except (ValueError, KeyError, TypeError) as error:  # TypeError: a row that ends early has None
+            raise InvalidOperandError(f"{path}:{line}: {error}") from error
         if record is not None:
             found[record.problem].append(record)
     kept = []
     for records in found.values():
-        best = functools.reduce(lambda one, other: other if other.precedes(one) else one, records)
+        best = min(records, key=lambda record: record.rank)
         timings = tuning.timings((record.key, record.microseconds) for record in records)
         kept.append(dataclasses.replace(best, tried=len(records), timings=timings))
     return kept, len(rows) - sum(map(len, found.values()))
-
-
-def _numbered(
-    path: Path, line: int, row: Mapping[str, str], names: Mapping[str, list[KernelKey]], gpu: str
-) -> TuneRecord | None:
-    """The record of a row, if it is one; errors name its line."""
-    try:
-        return _record(row, names, gpu)
-    except (ValueError, KeyError, TypeError) as error:  # TypeError: a row that ends early has None
-        raise InvalidOperandError(f"{path}:{line}: {error}") from error
 
 
 def _names() -> Mapping[str, list[KernelKey]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from .. import _core
@@ -29,50 +28,40 @@ Kernel: TypeAlias = tuple[int, KernelKey, "KernelInfo | None", int]
 """How well the arch of a kernel suits the device, its key, its row of the table, and its shared memory."""
 
 
-@dataclass(frozen=True)
 class Roster(Generic[F]):
-    """The kernels that may serve problems with the same traits.
+    """The kernels that may serve problems with the same traits, and the model's ranking of them."""
 
-    Attributes:
-        source: where they are from, which lives as long.
-        kernels: the key of each and its row of the table.
-        ranking: the model's of them.
-    """
-
-    source: Any
-    kernels: list[tuple[KernelKey, KernelInfo | None]]
-    ranking: _core.Ranking
-
-    @classmethod
-    def of(cls, search: KernelSearch[F], source: Any, kernels: Iterable[Kernel], group: Sequence[F]) -> Roster[F]:
-        """Those kernels that match a formulation of the group."""
-        kept, entries = [], []
+    def __init__(self, search: KernelSearch[F], source: Any, kernels: Iterable[Kernel], group: Sequence[F]) -> None:
+        """Those kernels that match a formulation of the group; what they are from lives as long as this."""
+        self._source = source
+        self._kernels: list[tuple[KernelKey, KernelInfo | None]] = []
+        entries = []
         for suitability, key, info, shared_bytes in kernels:
             places = [
                 place for place, of in enumerate(group) if search.op_of(of) == key.op and search.matches(key, of).ok
             ]  # fmt: skip
             if places:
-                kept.append((key, info))
+                self._kernels.append((key, info))
                 entries.append((suitability, estimate.kernel_of(key), shared_bytes, places))
-        return cls(source, kept, _core.Ranking(estimate.model, search.device, entries))
+        self._ranking = _core.Ranking(estimate.model, search.device, entries)
 
     def first(self, search: KernelSearch[F], group: Sequence[F]) -> Candidate[F] | None:
         """The best that serves a problem, put as in the group; None where none does."""
         extents, trace = [search.extents(of) for of in group], symbols.current()
         if trace is None:
-            found = self.ranking.first(extents, search.batch_invariant)
+            found = self._ranking.first(extents, search.batch_invariant)
         else:
-            found = trace.first(self.ranking, extents, whole=search.batch_invariant)
+            found = trace.first(self._ranking, extents, whole=search.batch_invariant)
         return None if found is None else self._candidate(group, found)
 
     def every(self, search: KernelSearch[F], group: Sequence[F]) -> list[Candidate[F]]:
         """All that serve it, best first: native cells, since others cost a compilation in the driver at first."""
-        found = self.ranking.every([search.extents(of) for of in group], search.batch_invariant)
+        found = self._ranking.every([search.extents(of) for of in group], search.batch_invariant)
         return [self._candidate(group, each) for each in found]
 
     def _candidate(self, group: Sequence[F], found: _core.Found) -> Candidate[F]:
         entry, place, (seconds, split_k, swizzle, raster, width) = found
-        key, info = self.kernels[entry]
+        key, info = self._kernels[entry]
         return Candidate(key, info, seconds, group[place], split_k, swizzle, raster, width)
 
 
@@ -81,7 +70,7 @@ def candidates_of(
 ) -> list[Candidate[F]]:
     """A kernel in the formulations that it serves, the fastest first."""
     shared_bytes = shared_memory(key) if info is None else info.shared_bytes
-    return Roster.of(search, None, [(0, key, info, shared_bytes)], group).every(search, group)
+    return Roster(search, None, [(0, key, info, shared_bytes)], group).every(search, group)
 
 
 def obtainable(
@@ -92,15 +81,7 @@ def obtainable(
     *,
     compiling: bool,
 ) -> Iterator[Candidate[F]]:
-    """A kernel in the formulations that it serves, as it is built, else compiled; nothing where neither may be.
-
-    Args:
-        search: the problem's kernels.
-        key: the kernel's key.
-        groups: formulations of the problem.
-        rows: of the table.
-        compiling: whether it may be compiled.
-    """
+    """A kernel in the formulations that it serves, as it is built, else compiled; nothing where neither may be."""
     if search.arch not in (None, key.arch):
         return
 
@@ -151,5 +132,5 @@ def roster(
             return None
         if len(_rosters) >= _KEPT_AT_MOST:
             _rosters.clear()
-        found = _rosters[known] = Roster.of(search, owner, every, group)
+        found = _rosters[known] = Roster(search, owner, every, group)
     return found

@@ -111,9 +111,7 @@ def _compiled(search: KernelSearch[F]) -> Iterator[tuple[Roster[F], Sequence[F]]
 def rank(search: KernelSearch[F], *, built_helpers: bool = True) -> list[Candidate[F]]:
     """Every kernel of the table that serves the problem on the device, best first.
 
-    Args:
-        search: the problem's kernels.
-        built_helpers: whether the table must have the helpers of a formulation too.
+    With `built_helpers`, only in formulations whose helpers the table has too.
     """
     built = _built(search, built_helpers=built_helpers)
     return next(filter(None, (found.every(search, group) for found, group in built)), [])
@@ -258,7 +256,7 @@ def choose(
     if backend != "jit":
         built = first(search) or (first(search, built_helpers=False) if compiling else None)
         if built:
-            if record and backend == "auto" and not compiling and (better := better_cell(search, built, FAR)):
+            if record and backend == "auto" and not compiling and (better := better_cell(search, built, "off")):
                 _warn_of_slow(built, better, _FORBIDDEN)
             return built
     best = best_cell(search)
@@ -328,9 +326,8 @@ def decide(
     policy = kernels.policy(jit)
     candidate = choose(search, backend=backend, jit=policy)
     capturing = stream is not None and _core.capturing(search.device.index, stream)
-    if candidate.named or candidate.tuned or backend != "auto" or policy == "off" or capturing:
-        return candidate, None
-    better = better_cell(search, candidate, WORTHWHILE if policy == "background" else FAR)
+    may_replace = backend == "auto" and policy != "off" and not capturing
+    better = better_cell(search, candidate, policy) if may_replace else None
     if better is None:
         return candidate, None
     if kernels.ready(better.key, search.device):
@@ -341,9 +338,12 @@ def decide(
     return candidate, better
 
 
-def better_cell(search: KernelSearch[F], candidate: Candidate[F], part: float = WORTHWHILE) -> Candidate[F] | None:
-    """The matrix's best cell, if it promises enough over a prebuilt one: at most `part` of its time."""
-    if candidate.info is None or search.least(candidate) > part * candidate.seconds:
+def better_cell(search: KernelSearch[F], candidate: Candidate[F], policy: str) -> Candidate[F] | None:
+    """The matrix's best cell, if it promises enough over a prebuilt one that neither a user nor a record has named."""
+    part = WORTHWHILE if policy == "background" else FAR
+    if candidate.info is None or candidate.named or candidate.tuned:
+        return None
+    if search.least(candidate) > part * candidate.seconds:
         return None
     try:
         best = best_cell(search)
@@ -408,8 +408,9 @@ def require_target(search: KernelSearch[Any]) -> SmArch:
 
 def remedy(search: KernelSearch[Any], key: KernelKey) -> str:
     """How a kernel that the table lacks is had, and which kernels of the table come close."""
-    passed_over = too_new(search)
-    return f"{cure(key)}{differences(key)}" + (f"; {passed_over}" if passed_over else "")
+    nearest, passed_over = table.nearest(key), too_new(search)
+    differs = f"; the nearest there is {nearest[0]}, which differs in {', '.join(nearest[1])}" if nearest else ""
+    return cure(key) + differs + (f"; {passed_over}" if passed_over else "")
 
 
 def cure(key: KernelKey) -> str:
@@ -426,13 +427,13 @@ def in_preset(key: KernelKey) -> KernelKey | None:
     """The kernel, if a preset has it; else a kernel of some preset that computes what it does, and other trees."""
     if preset_of(key) is not None:
         return key
-    asked = (common_of(key.epilogue), wider(key.epilogue)) if has_tree(key.epilogue) else ()
+    epilogues = (common_of(key.epilogue), wider(key.epilogue)) if has_tree(key.epilogue) else ()
     alike = ("a", "b", "d", "math", "layout_a", "layout_b")
     return next(
         (
             cell
             for cell in matrix(key.op, key.arch)
-            if cell.epilogue in asked and all(getattr(cell, name) == getattr(key, name) for name in alike)
+            if cell.epilogue in epilogues and all(getattr(cell, name) == getattr(key, name) for name in alike)
         ),
         None,
     )
@@ -441,9 +442,3 @@ def in_preset(key: KernelKey) -> KernelKey | None:
 def knob(key: KernelKey) -> str:
     """The build setting that adds a key to the table."""
     return f"CMAKE_ARGS='-DATOMR_CUTLASS_PRESET={preset_of(key)} -DATOMR_CUTLASS_ARCHS={key.arch.target}'"
-
-
-def differences(wanted: KernelKey) -> str:
-    """The nearest kernel of the table, and the fields in which it differs from a key, to end a message with."""
-    nearest = table.nearest(wanted)
-    return f"; the nearest there is {nearest[0]}, which differs in {', '.join(nearest[1])}" if nearest else ""

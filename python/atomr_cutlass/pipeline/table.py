@@ -20,6 +20,7 @@ from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..generator.key import KernelKey
 from ..jit.locks import renewed
+from . import devices
 from .candidate import KernelInfo
 
 if TYPE_CHECKING:
@@ -72,7 +73,10 @@ def rows() -> tuple[KernelInfo, ...]:
 
 @functools.lru_cache(maxsize=1)
 def _rows(_generation: int) -> tuple[KernelInfo, ...]:
-    linked = {row["name"]: KernelInfo(**{**row, "key": _key_of(row)}) for row in _core.rows()}
+    linked = {}
+    for row in _core.rows():
+        where = f"pack {row['pack']}" if row["pack"] else "this installation"
+        linked[row["name"]] = KernelInfo(**{**row, "key": _read_key(row["name"], row["key"], where)})
     return (*linked.values(), *(info for info, _ in list(_cubins.values()) if info.name not in linked))
 
 
@@ -108,10 +112,6 @@ def launchable(info: KernelInfo) -> str | _core.JitKernel:
         return _loaded[info.name]
 
 
-def _key_of(row: dict[str, Any]) -> KernelKey:
-    return _read_key(row["name"], row["key"], f"pack {row['pack']}" if row["pack"] else "this installation")
-
-
 def _read_key(name: str, key: str, where: str) -> KernelKey:
     try:
         return KernelKey.from_dict(json.loads(key))
@@ -138,10 +138,10 @@ def load_packs() -> None:
         if _packs_loaded.is_set():
             return
         for path in filter(None, os.environ.get(PACKS_VARIABLE, "").split(os.pathsep)):
-            _load_or_note(f"{PACKS_VARIABLE} names {path}", functools.partial(Path, path))
+            _load_or_note(f"{PACKS_VARIABLE} names {path}", Path, path)
         for entry in metadata.entry_points(group=PACKS_GROUP):
             whose = entry.dist.name if entry.dist else "a distribution"
-            _load_or_note(f"entry point {entry.name} of {whose}, {entry.value}", functools.partial(_announced, entry))
+            _load_or_note(f"entry point {entry.name} of {whose}, {entry.value}", lambda named: named.load()(), entry)
         _packs_loaded.set()
     # Once all are loaded: where warnings are errors, the table is whole all the same.
     for problem in _pack_problems:
@@ -154,13 +154,9 @@ def pack_problems() -> tuple[str, ...]:
     return tuple(_pack_problems)
 
 
-def _announced(entry: Any) -> Any:
-    return entry.load()()
-
-
-def _load_or_note(where: str, find: Callable[[], Any]) -> None:
+def _load_or_note(where: str, find: Callable[[Any], Any], named: Any) -> None:
     try:
-        load_pack(find())
+        load_pack(find(named))
     except Exception as error:  # noqa: BLE001 - an entry point is somebody else's code
         said = str(error) if isinstance(error, CutlassError) else f"{type(error).__name__}: {error}"
         _pack_problems.append(f"{where}: {said}")
@@ -200,10 +196,9 @@ def load_pack(path: str | os.PathLike[str]) -> int:
 
     from . import pack  # which importing the package need not where there are no packs
 
-    data = pack.content(resolved)
-    if pack.is_pack(data):
-        return _add_cubins(pack.decode(data, str(resolved)), resolved)
-    told = pack.check_library(data, str(resolved))
+    told = pack.read(resolved)
+    if isinstance(told, pack.Pack):
+        return _add_cubins(told, resolved)
     try:
         archs = {SmArch(kernel["arch"]) for kernel in told["kernels"] if "arch" in kernel}
     except (TypeError, ValueError) as error:
@@ -225,14 +220,14 @@ def load_pack(path: str | os.PathLike[str]) -> int:
 
 def _add_cubins(loaded: pack.Pack, path: Path) -> int:
     """Adds the kernels of a pack of cubins, all of whose bytes have been checked; how many are new."""
-    _require_runs(path, {cubin.key.arch for cubin in loaded.cubins}, loaded.built.cuda_version, ptx=False)
+    _require_runs(path, {cubin.key.arch for cubin in loaded.cubins}, loaded.cuda_version, ptx=False)
     with _cubins_lock:
         there = {info.name for info in _rows(_core.registry_generation())}
         new = [cubin for cubin in loaded.cubins if cubin.key.name not in there]
         for cubin in new:
             info = KernelInfo(
                 cubin.key.name, cubin.key, loaded.name, ptx=False, shared_bytes=cubin.shared_bytes,
-                threads=cubin.threads, cuda_version=loaded.built.cuda_version, content=cubin.content,
+                threads=cubin.threads, cuda_version=loaded.cuda_version, content=cubin.content,
             )  # fmt: skip
             _cubins[info.name] = (info, cubin)
         _core.note_table_growth()
@@ -240,14 +235,7 @@ def _add_cubins(loaded: pack.Pack, path: Path) -> int:
 
 
 def _require_runs(path: Path, archs: set[SmArch], cuda_version: int, *, ptx: bool) -> None:
-    """Refuses a pack by a newer CUDA than the driver's, and one that no GPU here runs; without a driver, none.
-
-    Args:
-        path: the pack.
-        archs: of its kernels.
-        cuda_version: of its compiler.
-        ptx: whether it may have PTX, which newer GPUs translate.
-    """
+    """Refuses a pack by a newer CUDA than the driver's, and one that no GPU here runs; without a driver, none."""
     if _core.driver_problem():
         return
     built, known = cuda_version // 1000, _core.driver_version() // 1000
@@ -257,17 +245,12 @@ def _require_runs(path: Path, archs: set[SmArch], cuda_version: int, *, ptx: boo
             f"{path} was built with CUDA {built}; the driver knows CUDA up to {known}: update the driver or build "
             "the pack with an older toolkit",
         )
-    gpus = sorted({_core.device_properties(index)["capability"] for index in range(_core.device_count())})
-    if archs and not any(_runs(arch, capability, ptx=ptx) for arch in archs for capability in gpus):
+    gpus = [devices.get(index) for index in range(_core.device_count())]
+    if archs and not any(devices.rank_arch(arch, gpu, ptx=ptx) is not None for arch in archs for gpu in gpus):
+        capabilities = sorted({gpu.capability for gpu in gpus})
         made_for = ", ".join(arch.value for arch in sorted(archs, key=lambda arch: arch.capability))
         raise LibraryError(
             "pack",
             f"{path} has code for {made_for}; GPUs here have compute capability "
-            f"{', '.join(f'{major}.{minor}' for major, minor in gpus)}: build the pack for their arch",
+            f"{', '.join(f'{major}.{minor}' for major, minor in capabilities)}: build the pack for their arch",
         )
-
-
-def _runs(arch: SmArch, capability: tuple[int, int], *, ptx: bool) -> bool:
-    made_for = arch.capability
-    newer = arch.portable and made_for <= capability and (ptx or made_for[0] == capability[0])
-    return made_for == capability or newer

@@ -10,9 +10,9 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -91,56 +91,50 @@ def tune(
         DeviceUnavailableError: there is no GPU, or it fails.
         LibraryError: the executor failed.
     """
-    asked = list(_checked(requests))
+    listed = list(_checked(requests))
     indexes = None if device is None else tuple(device) if isinstance(device, (list, tuple, range)) else (device,)
     for index in indexes or ():
         check_index(index, "device")
     for name, value, kind in (("seconds", seconds, (int, float)), ("compiled", compiled, int), ("again", again, bool)):
         expect(value, kind, name)
     file = None if path is None else _path(path)
-    known = tuning.Records()
+    known: tuning.Records = {}
     if file is not None and file.exists():
-        known.add(tuning.read(file))
+        tuning.add(tuning.read(file), known)
     with contextlib.ExitStack() as stack:
         stack.callback(kept_plans.clear)
         executors = _executors(indexes, stack) if executor is None else [(indexes, executor)]
-        work = [
-            functools.partial(
-                measured, request, gpus, _known_gpus(request, known, again=again), float(seconds), compiled, seed
-            )
-            for request in asked
-            for gpus, _ in executors
-        ]
-        running = [_begun(executors[place % len(executors)][1], task) for place, task in enumerate(work)]
+        work = []
+        for request in listed:
+            its = {} if again else _known_of(request, known)
+            for gpus, pool in executors:
+                work.append((pool, functools.partial(_measured, request, gpus, its, float(seconds), compiled, seed)))
+        running = [pool.submit(task) for pool, task in work]
         stack.callback(lambda: [task.cancel() for task in running])  # of one that fails the others
-        found: dict[Any, TuneRecord | None] = {}
-        completed: Iterable[Any] = running if executors[0][1] is None else futures.as_completed(running)
+        found: dict[futures.Future[TuneRecord | None], TuneRecord] = {}
+        completed = futures.as_completed(running)
         for task in completed if progress is None else progress(completed, len(running)):
-            result = _result(task)
-            request = asked[running.index(task) // len(executors)]
-            record = known.find(result, _problem(request)) if isinstance(result, str) else result
-            if record is not None and record is result and file is not None:
+            record = _result(task)
+            if record is None:
+                continue
+            if file is not None and (again or record not in known.values()):
                 _append(file, record)
-            tuning.add([] if record is None else [record])
+            tuning.add([record])
             found[task] = record
-    return [record for task in running if (record := found[task]) is not None]
+    return [found[task] for task in running if task in found]
 
 
-def measured(
-    request: Request, gpus: tuple[int, ...] | None, known: frozenset[str], seconds: float, compiled: int, seed: int
-) -> TuneRecord | str | None:
-    """Tunes one request on the first GPU of this process that no other call of it is at.
+def _measured(
+    request: Request,
+    gpus: tuple[int, ...] | None,
+    known: Mapping[str, TuneRecord],
+    seconds: float,
+    compiled: int,
+    seed: int,
+) -> TuneRecord | None:
+    """The record of a request on the first of these GPUs of this process (None: of all) that no other call is at.
 
-    Args:
-        request: the request.
-        gpus: indexes of the GPUs; None is all.
-        known: names of models that need no tuning.
-        seconds: see `tune`, as for what follows.
-        compiled: see there.
-        seed: see there.
-
-    Returns:
-        The record; the model's name where that is known; None where the result has no elements.
+    A model's known record is taken as it is; a result without elements has none.
     """
     gpus = tuple(range(_core.device_count())) if gpus is None else gpus
     if not gpus:
@@ -151,7 +145,7 @@ def measured(
         if search is None:
             return None
         if gpu.name in known:
-            return gpu.name
+            return known[gpu.name]
         with contextlib.closing(Clock(gpu)) as clock:
             return _tuned(operation, request, search, clock, seconds, compiled, seed)
 
@@ -162,46 +156,34 @@ def _problem(request: Request) -> Any:
     return None if search is None else search.tuned_problem
 
 
-def _known_gpus(request: Request, known: tuning.Records, *, again: bool) -> frozenset[str]:
-    problem = None if again or not known.any else _problem(request)
-    return frozenset() if problem is None else known.gpus(problem)
+def _known_of(request: Request, known: tuning.Records) -> dict[str, TuneRecord]:
+    """The records of a request by the model of GPU."""
+    problem = _problem(request) if known else None
+    wanted = None if problem is None else tuning.identity(problem)
+    return {gpu: record for (gpu, its), record in known.items() if its == wanted}
 
 
-class _Inline:
-    """A task that runs when its result is asked for."""
-
-    def __init__(self, task: Callable[[], Any]) -> None:
-        self.result = task
-
-    def cancel(self) -> None:
-        """Nothing: it has not begun."""
-
-
-def _result(task: Any) -> TuneRecord | str | None:
+def _result(task: futures.Future[TuneRecord | None]) -> TuneRecord | None:
     try:
-        result: TuneRecord | str | None = task.result()
+        return task.result()
     except CutlassError:
         raise
     except Exception as error:  # each executor has errors of its own for workers that died
         raise LibraryError(
             "executor", f"a worker died, or cannot be reached ({type(error).__name__}: {error})"
         ) from error
-    return result
 
 
-def _begun(executor: Any, task: Callable[[], Any]) -> Any:
-    return _Inline(task) if executor is None else executor.submit(task)
-
-
-def _executors(indexes: tuple[int, ...] | None, stack: contextlib.ExitStack) -> list[tuple[tuple[int, ...], Any]]:
-    """The GPUs of each model, with the threads that tune on them; no thread for a single GPU."""
+def _executors(
+    indexes: tuple[int, ...] | None, stack: contextlib.ExitStack
+) -> list[tuple[tuple[int, ...], futures.Executor]]:
+    """The GPUs of each model, with a thread for each that tunes on them; no GPUs where there are none."""
     models: dict[str, list[int]] = {}
     for index in range(_core.device_count()) if indexes is None else dict.fromkeys(indexes):
         models.setdefault(devices.get(index).name, []).append(index)
-    if sum(map(len, models.values())) <= 1:
-        return [(tuple(*models.values()), None)]
     return [
-        (tuple(gpus), stack.enter_context(futures.ThreadPoolExecutor(len(gpus), "tune"))) for gpus in models.values()
+        (tuple(gpus), stack.enter_context(futures.ThreadPoolExecutor(max(1, len(gpus)), "tune")))
+        for gpus in models.values() or [[]]
     ]
 
 
@@ -244,7 +226,7 @@ def import_csv(
         InvalidOperandError, DeviceUnavailableError: as `load_tuning`; or the file cannot be written.
     """
     file, target = _path(source), _path(path)
-    records, left_out = profiler_csv.read(file, devices.get(0).name if gpu is None else gpu)
+    records, left_out = profiler_csv.read(file, gpu)
     for record in records:
         _append(target, record)
     return records, left_out
@@ -271,10 +253,7 @@ def load_tuning(path: str | os.PathLike[str], *, gpu: str | None = None) -> int:
         DeviceUnavailableError: of a CSV without `gpu`, there is no GPU.
     """
     file = _path(path)
-    if file.suffix == profiler_csv.SUFFIX:
-        records, _ = profiler_csv.read(file, devices.get(0).name if gpu is None else gpu)
-    else:
-        records = tuning.read(file)
+    records = profiler_csv.read(file, gpu)[0] if file.suffix == profiler_csv.SUFFIX else tuning.read(file)
     tuning.add(records)
     kept_plans.clear()
     return len(records)
@@ -314,62 +293,37 @@ def _append(path: Path, record: TuneRecord) -> None:
 
 @dataclass
 class _Timed:
-    """A candidate with its plan, as a graph of launches."""
+    """A candidate with its plan, and the times of a graph of its launches."""
 
     record: TuneRecord
     candidate: Candidate[Any]
+    plan: Any
     replay: Any
-    seconds: list[float] = field(default_factory=list)
+    seconds: list[float]
 
     @property
     def median(self) -> float:
         return statistics.median(self.seconds)
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """A request whose kernels are tried, on several sets of operands."""
-
-    operation: PlannedOperation[Any]
-    request: Request
-    search: KernelSearch[Any]
-    sets: Sequence[dict[str, Any]]
-    clock: Any
-
-    def timed(self, candidate: Candidate[Any]) -> _Timed:
-        """A candidate with its first time."""
-        search = self.search
-        formulations = list(itertools.chain.from_iterable(search.formulations))
-        record = TuneRecord(
-            search.device.name, tuning.identity(search.tuned_problem), candidate.key,
-            formulations.index(candidate.formulation), candidate.split_k, candidate.swizzle, candidate.raster,
-            0.0, "", 0.0, 0, width=candidate.width,
-        )  # fmt: skip
-        plan = self._plan(record, candidate)
-        replay = self.clock.replay(
-            lambda views, stream: self.operation.launch(plan, self.request, views, stream=stream), self.sets
-        )
-        return _Timed(record, candidate, replay, [replay.seconds()])
-
-    def objection(self, timed: _Timed, arrays: Any) -> str:
-        """Describes how a kernel's results differ from the reference; empty if they do not."""
-        plan = self._plan(timed.record, timed.candidate)
-        checked = probe.checked(plan, arrays, self.sets[0], parts=PARTS_CHECKED)
-        if checked.mismatches == 0:
-            return ""
-        return f"{timed.record.key.name} is wrong in {checked.mismatches} elements by the reference: it was not kept"
-
-    def _plan(self, record: TuneRecord, candidate: Candidate[Any]) -> Any:
-        """A plan of the request that launches a candidate, which the record says."""
-        request = self.request
-        scalars = {"alpha": request.epilogue.alpha, "beta": request.epilogue.beta}
-        with tuning.trying(self.search.tuned_problem, record):
-            plan = self.operation.plan(request, self.search.device.index, arch=request.arch, **scalars)
-        plan.request, plan.key = request, request.plan_key()
-        name = candidate.key.name if candidate.info is None else candidate.info.name
-        if plan.kernel_name != name:
-            raise UnsupportedError(f"a plan of this request takes {plan.kernel_name}, and not {name}")
-        return plan
+def _planned(
+    operation: PlannedOperation[Any], request: Request, search: KernelSearch[Any], candidate: Candidate[Any]
+) -> tuple[TuneRecord, Any]:
+    """The record of a candidate that was not timed yet, and a plan of the request that launches it."""
+    formulations = list(itertools.chain.from_iterable(search.formulations))
+    record = TuneRecord(
+        search.device.name, tuning.identity(search.tuned_problem), candidate.key,
+        formulations.index(candidate.formulation), candidate.split_k, candidate.swizzle, candidate.raster,
+        0.0, "", 0.0, 0, width=candidate.width,
+    )  # fmt: skip
+    scalars = {"alpha": request.epilogue.alpha, "beta": request.epilogue.beta}
+    with tuning.trying(search.tuned_problem, record):
+        plan = operation.plan(request, search.device.index, arch=request.arch, **scalars)
+    plan.request, plan.key = request, request.plan_key()
+    name = candidate.key.name if candidate.info is None else candidate.info.name
+    if plan.kernel_name != name:
+        raise UnsupportedError(f"a plan of this request takes {plan.kernel_name}, and not {name}")
+    return record, plan
 
 
 def _tuned(
@@ -381,7 +335,6 @@ def _tuned(
     arrays = operation.random_arrays(request, np.random.default_rng(seed))
     size = sum(array.nbytes for array in arrays.values())
     sets = cold_sets(size, device, functools.partial(probe.uploaded, request, arrays, device.index))
-    trial = _Trial(operation, request, search, sets, clock)
     deadline = time.monotonic() + seconds
     timed: list[_Timed] = []
     failures: list[CutlassError] = []
@@ -391,7 +344,10 @@ def _tuned(
             if timed and time.monotonic() > deadline:
                 return
             try:
-                timed.append(trial.timed(candidate))
+                record, plan = _planned(operation, request, search, candidate)
+                launch = functools.partial(operation.launch, plan, request)
+                replay = clock.replay(lambda views, stream, launch=launch: launch(views, stream=stream), sets)
+                timed.append(_Timed(record, candidate, plan, replay, [replay.seconds()]))
             except CutlassError as error:  # one that does not run is no reason not to try others
                 failures.append(error)
 
@@ -413,8 +369,8 @@ def _tuned(
             timing.seconds.append(timing.replay.seconds())
     tried = len(timed)
     for winner in sorted(finalists, key=lambda timing: timing.median):
-        problem = trial.objection(winner, arrays)
-        if not problem:
+        mismatches = probe.checked(winner.plan, arrays, sets[0], parts=PARTS_CHECKED).mismatches
+        if mismatches == 0:
             return dataclasses.replace(
                 winner.record,
                 microseconds=round(winner.median * 1e6, 3),
@@ -423,7 +379,8 @@ def _tuned(
                 tried=tried,
                 timings=tuning.timings((timing.candidate.key, timing.median * 1e6) for timing in timed),
             )
-        failures.append(UnsupportedError(problem))
+        name = winner.candidate.key.name
+        failures.append(UnsupportedError(f"{name} is wrong in {mismatches} elements by the reference: it was not kept"))
         timed = [timing for timing in timed if timing.candidate.key != winner.candidate.key]
     raise failures[-1]
 

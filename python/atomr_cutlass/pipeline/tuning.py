@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
 import json
 import os
 import threading
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import CutlassError, InvalidOperandError
 from ..generator import key_file
@@ -71,12 +72,9 @@ class TuneRecord:
         values |= {"problem": json.loads(self.problem), "timings": dict(self.timings)}
         return key_file.line(self.key, tuned={"version": VERSION, **values})
 
-    def precedes(self, other: TuneRecord) -> bool:
-        """Whether this one is kept of two for the same problem and GPU, whichever was read first: the faster one."""
-        return self._rank < other._rank
-
     @property
-    def _rank(self) -> tuple[Any, ...]:
+    def rank(self) -> tuple[Any, ...]:
+        """The record of the least rank is kept of those for one problem and GPU, whichever was read first."""
         return (self.microseconds, self.key.name, self.formulation, self.options)
 
 
@@ -124,25 +122,24 @@ def parse(values: Any) -> TuneRecord:
     if tuned.get("version") != VERSION:
         raise ValueError(f"version is {tuned.get('version')!r}; expected {VERSION}: tune again")
     read: dict[str, Any] = {"key": key, "problem": identity(tuned.get("problem"))}
-    for name, kind in _KINDS.items():
-        value = tuned.get(name, _ABSENT.get(name))
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ValueError(f"{name} is {json.dumps(value)[:60]}; expected {_SAID[kind]}")  # noqa: TRY004
-        read[name] = value
+    for field in dataclasses.fields(TuneRecord):
+        if field.name not in read and field.type in _KINDS:
+            kind, said = _KINDS[field.type]
+            value = tuned.get(field.name, field.default)  # none, but for options that older records lack
+            if not isinstance(value, kind) or isinstance(value, bool):
+                shown = json.dumps(tuned.get(field.name))[:60]
+                raise ValueError(f"{field.name} is {shown}; expected {said}")
+            read[field.name] = value
     times = tuned.get("timings", {})
-    if not isinstance(times, Mapping) or not all(isinstance(took, _NUMBER) for took in times.values()):
+    if not isinstance(times, Mapping) or not all(isinstance(took, (int, float)) for took in times.values()):
         raise ValueError(f"timings is {json.dumps(times)[:60]}; expected an object of numbers")
     return TuneRecord(**read, timings=tuple(times.items()))
 
 
-_NUMBER = (int, float)
-_KINDS: dict[str, Any] = {
-    "gpu": str, "formulation": int, "split_k": int, "swizzle": int, "raster": int, "width": int,
-    "microseconds": _NUMBER, "chosen": str, "chosen_microseconds": _NUMBER, "tried": int,
+_KINDS: dict[Any, tuple[Any, str]] = {
+    "str": (str, "a string"), "int": (int, "an integer"), "float": ((int, float), "a number"),
 }  # fmt: skip
-_ABSENT = {"width": 0}
-"""Values of options that older records lack."""
-_SAID = {str: "a string", int: "an integer", _NUMBER: "a number"}
+"""Types of members, by those of a record's fields."""
 
 
 def read(path: Path) -> list[TuneRecord]:
@@ -166,54 +163,21 @@ def read(path: Path) -> list[TuneRecord]:
     return found
 
 
-class Records:
-    """The fastest record of each GPU and problem. Threads may add and ask side by side."""
+Records: TypeAlias = dict[tuple[str, str], TuneRecord]
+"""The fastest record of each GPU and problem, by its model's name and the problem's `identity`."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: dict[tuple[str, str], TuneRecord] = {}
-        self._gpus: frozenset[str] = frozenset()
-
-    def add(self, records: Iterable[TuneRecord]) -> None:
-        """Adds records; the faster of two for one problem stays."""
-        with self._lock:
-            for record in records:
-                place = (record.gpu, record.problem)
-                known = self._known.get(place)
-                if known is None or record.precedes(known):
-                    self._known[place] = record
-            self._gpus = frozenset(gpu for gpu, _ in self._known)
-
-    def clear(self) -> None:
-        """Forgets all."""
-        with self._lock:
-            self._known, self._gpus = {}, frozenset()
-
-    @property
-    def any(self) -> bool:
-        """Whether there are records."""
-        return bool(self._gpus)
-
-    def gpus(self, problem: Any) -> frozenset[str]:
-        """The models of GPU that there is a record of a problem for."""
-        wanted = identity(problem)
-        return frozenset(gpu for gpu in self._gpus if (gpu, wanted) in self._known)
-
-    def find(self, gpu: str, problem: Any) -> TuneRecord | None:
-        """The record of a problem on a model of GPU."""
-        # Most processes have no records: to describe a problem takes longer than to see that.
-        return self._known.get((gpu, identity(problem))) if gpu in self._gpus else None
-
-
-_records = Records()
+_records: Records = {}
 _tried: ContextVar[tuple[str, TuneRecord] | None] = ContextVar("tried", default=None)
 _lock = threading.Lock()
-_started = False
 
 
-def add(records: Iterable[TuneRecord]) -> None:
-    """Adds records to those that the selection knows; the faster of two for one problem stays."""
-    _records.add(records)
+def add(records: Iterable[TuneRecord], known: Records = _records) -> None:
+    """Adds records to those that the selection knows, or to others; the faster of two for one problem stays."""
+    with _lock:
+        for record in records:
+            place = (record.gpu, record.problem)
+            if place not in known or record.rank < known[place].rank:
+                known[place] = record
 
 
 def clear() -> None:
@@ -227,9 +191,9 @@ def find(gpu: str, problem: Any) -> TuneRecord | None:
     tried = _tried.get()
     if tried is not None:
         return tried[1] if tried[0] == identity(problem) else None
-    if not _started:
-        _start_from_environment()
-    return _records.find(gpu, problem)
+    _start_from_environment()
+    # Most processes have no records: to describe a problem takes longer than to see that.
+    return _records.get((gpu, identity(problem))) if _records else None
 
 
 def is_trying() -> bool:
@@ -247,14 +211,10 @@ def trying(problem: Any, record: TuneRecord) -> Iterator[None]:
         _tried.reset(token)
 
 
+@functools.cache
 def _start_from_environment() -> None:
-    global _started  # noqa: PLW0603
-    with _lock:
-        if _started:
-            return
-        for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
-            try:
-                _records.add(read(Path(path)))
-            except CutlassError as error:  # noqa: PERF203 - the other files may be in order
-                warnings.warn(f"{VARIABLE}: {error}", RuntimeWarning, stacklevel=5)
-        _started = True
+    for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+        try:
+            add(read(Path(path)))
+        except CutlassError as error:  # noqa: PERF203 - the other files may be in order
+            warnings.warn(f"{VARIABLE}: {error}", RuntimeWarning, stacklevel=5)

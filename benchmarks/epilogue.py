@@ -251,7 +251,7 @@ def operands_of(case: Case) -> Operands:
         scales,
         {operand.name: filled(operand, case) for operand in tree.inputs},
         {
-            output.name: torch.empty(fused.output_shape(output, shape), dtype=torch_dtype(output.dtype), device="cuda")
+            output.name: torch.empty(fused.array_shape(output, shape), dtype=torch_dtype(output.dtype), device="cuda")
             for output in tree.outputs
         },
         torch.empty(shape, dtype=torch_dtype(result), device="cuda"),

@@ -86,7 +86,7 @@ def measured(case: Case, sets: list[Operands], keys: list[KernelKey], device: De
     problem = our_problem(case, sets[0])
     search = GemmSearch(problem, device)
     group = search.formulations[-1]
-    ranked = Roster.of(search, None, [(0, key, None, shared_memory(key)) for key in keys], group).every(search, group)
+    ranked = Roster(search, None, [(0, key, None, shared_memory(key)) for key in keys], group).every(search, group)
     calls: dict[Any, Call] = {}
     found: dict[Any, float] = {}
 

@@ -1102,7 +1102,7 @@ WRONG: dict[str, tuple[type[Exception], Any, str]] = {
     "shape of bias": (ac.InvalidOperandError, lambda: {"bias": placed((2, 136), BF16, 1)}, "bias has shape"),
     "dtype of bias": (ac.InvalidOperandError, lambda: {"bias": int32(range(136))}, "expected a floating dtype"),
     "bias on the host": (ac.InvalidOperandError, lambda: {"bias": np.zeros(136, np.float32)}, "bias on the CPU"),
-    "activation": (ac.InvalidOperandError, lambda: {"activation": "nonsense"}, "activation is 'nonsense'"),
+    "activation": (ac.InvalidOperandError, lambda: {"activation": "nonsense"}, "unknown activation 'nonsense'"),
     "column": (
         ac.UnsupportedError, lambda: {"epilogue": lambda acc, x: acc + x, "x": placed((48, 1), F32, 1)},
         "rows and scalars, not a column",

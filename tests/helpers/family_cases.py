@@ -256,6 +256,27 @@ def odd_families(make: Callable[[Odd], golden_cases.Case]) -> Iterator[list[gold
         yield [make(Odd(f"{make.__name__}/{GPU.arch.value}/{number}", member)) for member in range(ODD_MEMBERS)]
 
 
+def dense(op: str) -> Iterator[list[golden_cases.Case]]:
+    """Calls whose arrays are dense and of any extents, all in one family."""
+
+    def member(number: int) -> golden_cases.Case:
+        draw, made = golden_cases.Draw(f"dense/{op}/{number}"), golden_cases.Operands()
+        (m, n, k), how = (draw.extent(4000) for _ in "mnk"), {}
+        n, k = 8 * n, 8 * k
+        made.add("a", "bf16", (m, k))
+        if op == "gemv":
+            made.add("x", "bf16", (k,))
+            return golden_cases._case("", "full", ac.gemv, made, how, "a", "x")
+        made.add("b", "bf16", (k, n), columns=op != "gemm")
+        if op == "fused":
+            made.add("bias", "bf16", (n,))
+            how = {"activation": "gelu"}
+        made.add("out", "bf16", (m, n))
+        return golden_cases._case("", "full", ac.gemm, made, how, "a", "b")
+
+    yield [member(number) for number in range(ODD_MEMBERS)]
+
+
 def compare(drawn: Iterator[list[golden_cases.Case]], least: int) -> None:
     """Compares; `least` is how many calls in a hundred are to be served without being parsed."""
     calls = derived = 0
@@ -276,6 +297,18 @@ def compare(drawn: Iterator[list[golden_cases.Case]], least: int) -> None:
 
 def case_gemm() -> None:
     compare(families("gemm"), 20)
+
+
+def case_dense_gemm() -> None:
+    compare(dense("gemm"), 20)
+
+
+def case_dense_gemm_with_bias_and_activation() -> None:
+    compare(dense("fused"), 60)
+
+
+def case_dense_gemv() -> None:
+    compare(dense("gemv"), 60)
 
 
 def case_gemm_with_epilogues() -> None:

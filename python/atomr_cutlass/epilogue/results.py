@@ -82,16 +82,14 @@ class MatrixResult:
         *batches, m, n = self.matrix
         inner = array_shape(operand, (m, n))
         if kind == SCALAR:
-            wanted, fits = "one element", math.prod(shape) == 1
+            fits = math.prod(shape) == 1
         else:
             missing = len(batches) - len(shape[:-2])
             if missing < 0 or any(x not in (1, y) for x, y in zip(shape[:-2], batches[missing:], strict=True)):
                 raise InvalidOperandError(f"{name} has shape {shape}, whose batches do not broadcast to {self.matrix}")
-            if kind == ROW:
-                wanted, fits = f"({n},) or (..., 1, {n})", shape == inner or shape[-2:] == (1, n)
-            else:
-                wanted, fits = f"(..., {inner[0]}, {inner[1]})", shape[-2:] == inner
-        if not fits:
+            fits = shape[-2:] == inner or (kind == ROW and shape[-2:] == (1, n))
+        if not fits:  # words only then: they would tie plans to these extents (`arrays.symbols`)
+            wanted = {SCALAR: "one element", ROW: f"({n},) or (..., 1, {n})"}.get(kind, f"(..., {m}, {inner[-1]})")
             raise InvalidOperandError(f"{name} has shape {shape}; the epilogue reads a {kind}: {wanted}")
 
     def check_output(self, output: Output, view: _core.Operand) -> None:

@@ -304,7 +304,7 @@ def case_dense_gemm() -> None:
 
 
 def case_dense_gemm_with_bias_and_activation() -> None:
-    compare(dense("fused"), 60)
+    compare(dense("fused"), 50)
 
 
 def case_dense_gemv() -> None:

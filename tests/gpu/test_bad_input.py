@@ -335,9 +335,11 @@ def test_batches_that_would_take_too_many_launches() -> None:
         lambda: ac.plan("request"),
         lambda: ac.plan(ac.GemmRequest(ac.GemmShape(8, 8, 8), dtype=D.BF16), device=99),
         lambda: ac.plan(ac.GemmRequest(ac.GemmShape(8, 0, 8), dtype=D.BF16)),
-        lambda: ac.plan(ac.GemmRequest(ac.GemmShape(8, 8, 8), dtype=D.I8, epilogue=ac.GemmEpilogue(bias=True))),
+        lambda: ac.plan(
+            ac.GemmRequest(ac.GemmShape(8, 8, 8), dtype=D.I8, epilogue=ac.GemmEpilogue(bias=True)), jit="off"
+        ),
     ],
-    ids=["no request", "no such device", "empty", "8-bit operands that no kernel reads"],
+    ids=["no request", "no such device", "empty", "a bias that no built kernel adds to integers"],
 )
 def test_requests(make: Callable[[], object]) -> None:
     with pytest.raises(ac.CutlassError):

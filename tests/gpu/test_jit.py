@@ -222,7 +222,6 @@ def test_threads_that_miss_together_all_get_the_kernel(torch: Any) -> None:
 def test_another_process_finds_the_kernel_on_disk(tmp_path: Path) -> None:
     code = (
         "import sys, torch, atomr_cutlass as ac; from atomr_cutlass.jit import kernels\n"
-        "from atomr_cutlass import devices\n"
         "request = ac.GemmRequest(ac.GemmShape(64, 64, 64), dtype=ac.CutlassDtype.F32)\n"
         "told = ac.explain(request, jit='auto')\n"
         "made = ac.plan(request, backend='jit')\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "atomr_cutlass"
+IMPORT = re.compile(rf"from ({PACKAGE}[.\w]*) import (\w+)")
 
 
 def _taken(tree: ast.Module) -> Iterator[tuple[str, Any]]:
@@ -52,3 +54,12 @@ def test_the_package_has_what_is_taken_from_it(path: Path) -> None:
         and isinstance(owner := taken[node.value.id], (type, types.ModuleType)) and not _has(owner, node.attr)
     ]  # fmt: skip
     assert missing == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests" / "gpu").glob("*.py")), ids=lambda path: path.name)
+def test_the_package_has_what_programs_of_gpu_tests_import(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            for module, name in IMPORT.findall(node.value):
+                if not hasattr(importlib.import_module(module), name):
+                    importlib.import_module(f"{module}.{name}")

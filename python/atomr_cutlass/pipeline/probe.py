@@ -16,7 +16,7 @@ from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree
 from ..generator.rules import accumulator, epilogue_compute
 from ..reference.tolerance import Tolerance, tolerance, within_tolerance
 from ..reference.tree import evaluate
-from ..reference.tree_error import beyond, mismatches, tolerances
+from ..reference.tree_error import beyond, differing, tolerances
 from .operand_table import Array, Arrays, memory_order
 from .operation import operation_of
 from .problem import MatrixSpec
@@ -61,12 +61,11 @@ class Check:
     def add_tree(self, tree: EpilogueVisitorTree, part: Arrays, acc: Array, error: Array, **how: Any) -> None:
         """Compares a part of a tree's results with the reference, whose accumulator a kernel may miss by `error`."""
         read = _inputs(tree, part)
-        wanted = evaluate(tree, acc, read, **how)
+        wanted, bounds = evaluate(tree, acc, read, **how), tolerances(tree, acc, error, read, **how)
         got = {name: part[name] for name in wanted}
         self.see(got[RESULT], wanted[RESULT])
-        if differences := mismatches(tree, got, acc, error, read, **how):
+        if differences := differing(got, wanted, bounds):
             self.differences += differences
-            bounds = tolerances(tree, acc, error, read, **how)
             self.mismatches += max(1, sum(int(beyond(got[name], wanted[name], bounds[name]).sum()) for name in got))
 
     def see(self, got: Array, expected: Array) -> None:
@@ -132,7 +131,7 @@ class Probe(abc.ABC, Generic[RequestT]):
         return self.product(part, self.request.result_dtype)
 
     def matrices(self, part: Arrays) -> Arrays:
-        """What a tree reads and writes, as matrices."""
+        """The arrays that a tree reads and writes, as matrices."""
         return part
 
     def rounding(self, part: Arrays) -> dict[str, Any]:
@@ -157,7 +156,7 @@ class Probe(abc.ABC, Generic[RequestT]):
             check.add_tree(self.tree, self.matrices(part), acc, error, **self.rounding(part))
 
     def accumulator(self, part: Arrays, limits: Tolerance) -> tuple[Array, Array]:
-        """What a tree gets, and how far a kernel's may be from it."""
+        """The accumulator that a tree gets, and how far a kernel's may be from it."""
         acc = self.product(part, CutlassDtype.F64)
         return acc, limits.atol_factor * self.magnitudes(part) + limits.rtol * np.abs(acc)
 

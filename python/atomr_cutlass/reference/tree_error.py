@@ -236,6 +236,13 @@ def mismatches(
     """
     wanted = evaluate(tree, acc, operands, out_dtype=out_dtype, scale_d=scale_d)
     bounds = tolerances(tree, acc, acc_error, operands, out_dtype=out_dtype, scale_d=scale_d)
+    return differing(got, wanted, bounds)
+
+
+def differing(
+    got: Mapping[str, AnyArray], wanted: Mapping[str, AnyArray], bounds: Mapping[str, FloatArray]
+) -> list[str]:
+    """The errors in outputs by what `evaluate` and `tolerances` return, as of `mismatches`."""
     lines = [f"{name} is no output of the tree" for name in got if name not in wanted]
     for name, want in wanted.items():
         if name not in got:

@@ -163,7 +163,7 @@ def _operation(name: str) -> tuple[Callable[[Number, Any], Any], Callable[[Numbe
 
 
 def _exactly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a function makes of the value itself, which the plan depends on."""
+    """A conversion that reads the value itself, which the plan then depends on."""
 
     def made(self: Number, *others: Any) -> Any:
         return function(self.exact(), *others)

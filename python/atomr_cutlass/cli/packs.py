@@ -1,4 +1,4 @@
-"""What is compiled ahead of time: `build` and `pack`, packs of kernels, and `epilogue`, files of trees for builds.
+"""Commands for kernels that are compiled ahead of time: `build`, `pack`, and `epilogue`, which makes files of trees.
 
 Packs of either form are made from files of keys and looked at; those of cubins are put together.
 """

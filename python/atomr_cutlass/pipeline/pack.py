@@ -27,7 +27,7 @@ LAYOUT = f"{_core.LAYOUT_DIGEST:016x}"
 """The digest of the ABI's layout, as manifests have it."""
 
 BUILT = ("package", "abi_version", "layout", "compiler", "headers", "licenses")
-"""What a manifest says of how the pack was built; see `generator.manifest.manifest`."""
+"""The members of a manifest that say how the pack was built; see `generator.manifest.manifest`."""
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def _compiled(
     executor: Executor | None,
     finished: Callable[[KernelKey], None],
 ) -> list[bytes]:
-    """What an executor (None: so many threads) compiles each unit to, by a function of its keys' lines and a digest."""
+    """Compiles each unit by a function of its keys' lines and a digest, on an executor (None: so many threads)."""
     made, failed = [b""] * len(units), []
     with contextlib.ExitStack() as stack:
         pool = executor or stack.enter_context(ThreadPoolExecutor(threads))

@@ -55,7 +55,7 @@ class CutlassMsg(metaclass=_ByName):
 
 @dataclass(frozen=True, eq=False)
 class _Importing(Generic[T]):
-    """What imports arrays where it is made."""
+    """A message that imports arrays where it is made."""
 
     _kept: Any = field(init=False, repr=False, default=None)
 
@@ -70,7 +70,7 @@ class _Importing(Generic[T]):
 
     @property
     def imported(self) -> T:
-        """What was made of the arrays.
+        """The imported arrays, in the form that `_import` made of them.
 
         Raises:
             InvalidOperandError, UnsupportedError: what is wrong with them.

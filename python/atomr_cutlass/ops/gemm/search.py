@@ -85,7 +85,7 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         return checked(itertools.chain(self.rules(key, formulation), self.rules_of_extents(key, formulation)))
 
     def rules(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:
-        """What a kernel must be for types, layouts and alignments."""
+        """The conditions on a kernel that follow from types, layouts and alignments."""
         problem, swapped = formulation.problem, formulation.swapped
         first, second = (problem.b, problem.a) if swapped else (problem.a, problem.b)
         yield key.op == self.op, OTHER_OP.reason
@@ -110,7 +110,7 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         yield aligned, "its alignment is wider than that of the operands"
 
     def rules_of_extents(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:
-        """What a kernel that is of the right types must be for the extents."""
+        """The conditions that follow from the extents, on a kernel that meets `rules`."""
         suited = key.mainloop != FEW or estimate.kernel_of(key).is_few(formulation.m, formulation.n)
         yield suited, "it is for few rows or columns of D"
 

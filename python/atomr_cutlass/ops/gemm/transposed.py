@@ -115,9 +115,9 @@ def alignments(key: KernelKey, formulation: GemmFormulation) -> tuple[int, int]:
 def copies(
     steps: Steps, formulation: GemmFormulation, *, backend: str, jit: str | None
 ) -> Callable[[Address, Address, int], tuple[Address, Address]]:
-    """What adds the copy before a product to a plan, if there is one, and tells where the kernel reads A and B.
+    """A function that adds the copy before a product to a plan, if any, and returns where the kernel reads A and B.
 
-    It is given where the caller has them, and the number of batches; `backend` and `jit` are the plan's.
+    Its arguments are where the caller has them, and the number of batches; `backend` and `jit` are the plan's.
     """
     copied = formulation.copied
     if copied is None:

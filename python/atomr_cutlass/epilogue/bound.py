@@ -1,18 +1,23 @@
-"""Epilogue trees on top of a GEMM: their operands as a kernel takes them, and the problem that they make of it."""
+"""Epilogue trees on top of a product: their arrays, the problem that they make of it, and their operands in a plan."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .. import _core
 from ..arrays.views import BYTE
+from ..errors import UnsupportedError
 from ..generator.dtypes import CutlassDtype
-from ..generator.epilogue.common import form_of
-from ..generator.epilogue.lower import SOURCE, epilogue_id, operand_kinds, split, with_source
+from ..generator.epilogue.common import form_of, wider
+from ..generator.epilogue.lower import SOURCE, epilogue_id, is_common, operand_kinds, split, with_source
 from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, ROW, SCALAR, EpilogueVisitorTree, Input, Output
-from ..pipeline.problem import GemmProblem, MatrixSpec
+from ..generator.key import KernelKey
+from ..pipeline.plan import Address, Steps, moved
+from ..pipeline.problem import GemmProblem, MatrixSpec, is_dense
 
 Shape = tuple[int, ...]
 Layout = tuple[Shape, Shape]
@@ -26,9 +31,7 @@ class TreeArray:
     """The caller's array for an operand of a tree.
 
     Attributes:
-        name: the operand's.
         kind: how it lies over D.
-        shape, strides: in elements.
         dtype: its element type; I8 of a mask, whose elements are bytes.
         reduction: of an output that is reduced; else empty.
         alignment: bytes that its address is a multiple of.
@@ -67,13 +70,7 @@ class TreeArray:
 
 @dataclass(frozen=True)
 class Fusion:
-    """A tree and the arrays of its operands, in its order.
-
-    Attributes:
-        tree: the computation.
-        inputs: the arrays that are read.
-        outputs: the arrays that are written beside D.
-    """
+    """A tree and the arrays that it reads and that it writes beside D, in its order."""
 
     tree: EpilogueVisitorTree
     inputs: tuple[TreeArray, ...]
@@ -87,11 +84,9 @@ class Fusion:
 
 @dataclass(frozen=True)
 class GroupOperand:
-    """An operand that an epilogue tree reads: a row or a scalar.
+    """A row or a scalar that a tree reads for each group.
 
     Attributes:
-        name: the operand's.
-        kind: `row` or `scalar`.
         arrays: how they lie: one array, of a row (N,), of a scalar one element, for all groups or with a dimension of
             groups in front, beside which a row may have one of 1; of a list one for each, or one for all.
     """
@@ -122,13 +117,10 @@ def fusion_of(
     arrays: Mapping[str, _core.Operand | MatrixSpec],
     placed: Callable[[str, Shape, Shape, str], tuple[Shape, Shape, Layout | None]] | None = None,
 ) -> Fusion:
-    """A tree with arrays.
+    """A tree with the arrays of all its inputs and outputs, by name.
 
-    Args:
-        tree: the tree.
-        arrays: of all its inputs and outputs, by name.
-        placed: of an array's name, extents, strides and reduction: extents and strides as the tree sees them, and
-            TreeArray's `slot`. None where the tree sees all arrays as they are.
+    `placed` makes of an array's name, extents, strides and reduction the extents and strides that the tree sees, and
+    TreeArray's `slot`; without it the tree sees all arrays as they are.
     """
 
     def array(operand: Input | Output, reduction: str = "") -> TreeArray:
@@ -153,30 +145,25 @@ def array_shape(operand: Input | Output, shape: Shape) -> Shape:
     return (reduced if isinstance(operand, Output) else read).get(operand.kind, shape)
 
 
-def problem_of(problem: GemmProblem, fusion: Fusion, base: str) -> list[GemmProblem]:
-    """The problem with its tree, in the ways in which a kernel may be asked for it, better ones first.
+# ----------------------------------------------------------------------------------------------------------------------
+# Problems
+# ----------------------------------------------------------------------------------------------------------------------
 
-    Args:
-        problem: the product.
-        fusion: what follows it.
-        base: `lc`, or `scaled` where scales are arrays.
+
+def problem_of(problem: GemmProblem, fusion: Fusion, base: str) -> list[GemmProblem]:
+    """The problem with its tree, in the forms in which a kernel may compute it, better ones first.
+
+    The base of the epilogue is `lc`, or `scaled` where scales are arrays.
     """
-    plain = problem_for(problem, fusion, epilogue_id(base, fusion.tree.program))
-    number = None if problem.c is not None else source_of(
-        fusion, lambda operand: operand.dtype is problem.d.dtype and _like_d(operand.spec, problem.d)
-    )  # fmt: skip
-    if number is None:
-        return [plain]
-    return [problem_for(problem, fusion, epilogue_id(base, with_source(fusion.tree.program, number))), plain]
+    program, number = fusion.tree.program, None
+    if problem.c is None:
+        number = source_of(fusion, lambda array: array.dtype is problem.d.dtype and _like_d(array.spec, problem.d))
+    programs = [program] if number is None else [with_source(program, number), program]
+    return [problem_for(problem, fusion, epilogue_id(base, program)) for program in programs]
 
 
 def source_of(fusion: Fusion, like_d: Callable[[TreeArray], bool]) -> int | None:
-    """The number of the first matrix of a tree that can be loaded as the C operand; None if none can.
-
-    Args:
-        fusion: the tree.
-        like_d: whether an array has D's element type and layout.
-    """
+    """The number of the first matrix of a tree that can be loaded as the C operand, being like D; None if none can."""
     fits = (number for number, operand in enumerate(fusion.inputs) if operand.kind == MATRIX and like_d(operand))
     return next(fits, None)
 
@@ -189,25 +176,6 @@ def problem_for(problem: GemmProblem, fusion: Fusion, epilogue: str) -> GemmProb
     return dataclasses.replace(problem, epilogue=epilogue, operands=specs, c=c)
 
 
-def has_scales(problem: GemmProblem) -> bool:
-    """Whether a kernel of several trees may load the factors of a tree as scales, which do not multiply C.
-
-    They are contiguous then, and the same for all batches.
-    """
-    form = form_of(problem.epilogue)
-    if form is not None and problem.c is not None and form.source is None and not form.adds_c:
-        return False
-    for number, along in () if form is None else ((form.scale_a, -2), (form.scale_b, -1)):
-        if number is not None:
-            spec = problem.operands[number]
-            steps = zip(spec.shape[:-2], spec.strides[:-2], strict=True)
-            if any(extent > 1 and stride for extent, stride in steps):
-                return False
-            if spec.shape[along] > 1 and spec.strides[along] != 1:
-                return False
-    return True
-
-
 def _like_d(spec: MatrixSpec, d: MatrixSpec) -> bool:
     """Whether a matrix can be loaded as the C operand: it has the layout of D, aligned as TMA wants it."""
     contiguous = (spec.strides[-1] == 1, spec.strides[-2] == 1)
@@ -216,12 +184,88 @@ def _like_d(spec: MatrixSpec, d: MatrixSpec) -> bool:
     return contiguous == (d.strides[-1] == 1, d.strides[-2] == 1) and True in contiguous and aligned
 
 
-def reads_source(epilogue: str) -> bool:
-    """Whether an operand of the tree is loaded as the C operand."""
-    return source_number(epilogue) is not None
-
-
 def source_number(epilogue: str) -> int | None:
-    """The number of the input that is loaded as the C operand."""
+    """The number of the input that is loaded as the C operand; None where there is none."""
     kinds = [kind for kind, _ in operand_kinds(split(epilogue)[1])[0]]
     return kinds.index(SOURCE) if SOURCE in kinds else None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Plans
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class FusedOperands:
+    """The operands of a problem's tree as slots of a plan, and as fields of the kernel's arguments.
+
+    Attributes:
+        source: the operand that is loaded as the C operand, if there is one.
+    """
+
+    def __init__(
+        self, steps: Steps, fusion: Fusion | None, epilogue: str, key: KernelKey, *, clear_masks: bool
+    ) -> None:
+        """Adds the slots, and clears the outputs that accumulate: with `clear_masks` those of bits too.
+
+        Raises:
+            UnsupportedError: an output that must be cleared is not dense.
+        """
+        outputs = fusion.outputs if fusion else ()
+        self._arrays = fusion.arrays if fusion else ()
+        self._places: list[Address] = []
+        source = source_number(epilogue)
+        self._common = form_of(epilogue) if is_common(key.epilogue) else None
+        # A kernel may reduce what nobody reads.
+        self._unread = steps.temporary(4) if fusion is not None and wider(epilogue) == key.epilogue else None
+        for number, operand in enumerate(self._arrays):
+            written = operand in outputs
+            size = operand.dtype.bits // 8
+            shape, strides = operand.slot or (operand.shape, operand.strides)
+            place = steps.slot(
+                operand.name,
+                shape,
+                strides,
+                operand.element,
+                alignment=size * key.align_d if number == source else size,
+                # D may overwrite a matrix, since that is read before D is written.
+                role="output" if written else "source" if operand.kind == MATRIX else "input",
+            )
+            self._places.append(place)
+            if written and (operand.reduction or (operand.kind == MASK and clear_masks)):
+                if not is_dense(operand.shape, operand.strides):
+                    raise UnsupportedError(
+                        f"{operand.name} has strides {operand.strides}: it is cleared first and must be dense"
+                    )
+                steps.clear(place, math.prod(operand.shape) * size, 0xFF if operand.reduction == "max" else 0)
+        self.source = None if source is None else self._places[source]
+
+    def args(self, strides: Shape, offsets: Shape, *, swapped: bool) -> dict[str, Any]:
+        """Fields of a kernel's arguments, of each operand's stride from batch to batch and its offset, in elements."""
+        found: dict[str, Any] = {}
+        if self._unread is not None:
+            found[f"operand{len(self._arrays)}"] = self._unread
+        if self._common is not None:
+            found["operand0_stride_m"] = self._common.told
+            if self.source is not None:
+                found["beta"] = 1.0
+        for number, (operand, place, batch_stride, offset) in enumerate(
+            zip(self._arrays, self._places, strides, offsets, strict=True)
+        ):
+            stride_m, stride_n = operand.spec.strides[-2:]
+            at = moved(place, offset, operand.dtype)
+            if self._common is not None:
+                if number == self._common.row:
+                    found |= {"operand0": at, "operand0_stride_n": stride_n, "operand0_batch_stride": batch_stride}
+                name = next((name for name, which in self._common.scales.items() if which == number), None)
+                if name is not None:
+                    found |= {name: at, **({f"scale_form_{name[-1]}": 1} if name in ("scale_a", "scale_b") else {})}
+                continue
+            if swapped:
+                stride_m, stride_n = stride_n, stride_m
+            found |= {
+                f"operand{number}": at,
+                f"operand{number}_stride_m": stride_m,
+                f"operand{number}_stride_n": stride_n,
+                f"operand{number}_batch_stride": batch_stride,
+            }
+        return found

@@ -6,8 +6,7 @@ import math
 from typing import Any, TypeAlias
 
 from ...arrays.layouts import in_layout, pixel_strides
-from ...epilogue.bound import reads_source
-from ...epilogue.fused_operands import FusedOperands
+from ...epilogue.bound import FusedOperands, source_number
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.common import told
 from ...generator.epilogue.lower import is_common
@@ -78,8 +77,8 @@ def _plan(problem: ConvProblem, candidate: ConvCandidate, device: Device, how: P
     fusion, epilogue, bias = rewritten.fusion, rewritten.epilogue, None
     if product is not None:
         fusion, epilogue = problem.fusion, product.problem.epilogue
-    source = reads_source(epilogue)
-    c = None if problem.c is None or source else slot("c", problem.c, of_d, "source")
+    loads_source = source_number(epilogue) is not None
+    c = None if problem.c is None or loads_source else slot("c", problem.c, of_d, "source")
     if rewritten.bias is not None and product is None:
         # That of a tree has the tree's name for it.
         of_tree = problem.fusion.inputs[0] if problem.fusion is not None else None
@@ -88,8 +87,7 @@ def _plan(problem: ConvProblem, candidate: ConvCandidate, device: Device, how: P
         bias = steps.slot(name, shape, strides, rewritten.bias.dtype.dlpack, alignment=alignment)
     clear_masks = product is not None and clears_masks(key)
     others = FusedOperands(steps, fusion, epilogue, key, clear_masks=clear_masks)
-    if source:
-        c = others.source
+    c = others.source or c
     out = slot("out", problem.d, of_d, "output")
     if casts:
         a, b = cast(a, problem.a, rewritten.a), cast(b, problem.b, rewritten.b)

@@ -10,9 +10,7 @@ from typing import Any
 
 from ...arrays import fp4
 from ...arrays.operands import BYTE
-from ...epilogue import bound as fused
-from ...epilogue.bound import Fusion
-from ...epilogue.fused_operands import FusedOperands
+from ...epilogue.bound import FusedOperands, Fusion
 from ...errors import UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
@@ -141,8 +139,7 @@ def from_candidate(
     scale_a, scale_b, scale_d = scale("scale_a", scales.a), scale("scale_b", scales.b), scale("scale_d", scales.d)
     amax = scale("amax", scales.amax, "output")
     others = FusedOperands(steps, fusion, epilogue, key, clear_masks=clears_masks(key))
-    if fused.reads_source(epilogue):
-        c = others.source
+    c = others.source or c
     out = steps.matrix("out", result_of(formulation.problem), align_d, "output")
     if amax is not None:
         steps.clear(amax, 4)

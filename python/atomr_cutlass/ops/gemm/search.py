@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from ...epilogue.bound import has_scales
 from ...errors import UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
@@ -94,7 +93,7 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         # Fast accumulation is allowed, not asked for.
         yield key.math in (problem.math, "default" if problem.math == "fast" else ""), "its math mode differs"
         if lower.is_common(key.epilogue):
-            follows = key.epilogue in _common(problem.epilogue, key.a, swapped=swapped) and has_scales(problem)
+            follows = key.epilogue in _common(problem.epilogue, key.a, swapped=swapped) and _has_scales(problem)
         else:
             follows = key.epilogue in (*_epilogues(problem.epilogue, swapped=swapped), wider(problem.epilogue))
         yield follows, "its epilogue differs"
@@ -122,7 +121,7 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         problem = formulation.problem
         return (
             problem.a.dtype, problem.b.dtype, formulation.dtype_d, problem.math, problem.epilogue,
-            problem.scale_granularity, problem.scale_type, has_scales(problem), formulation.swapped,
+            problem.scale_granularity, problem.scale_type, _has_scales(problem), formulation.swapped,
             formulation.divided,
             formulation.layout_a, formulation.layout_b, formulation.layout_d,
             formulation.align_a, formulation.align_b, formulation.align_d,
@@ -180,6 +179,25 @@ def _swapped(program: str) -> str | None:
         return lower.swapped(program)
     except ValueError:
         return None
+
+
+def _has_scales(problem: GemmProblem) -> bool:
+    """Whether a kernel of several trees may load the factors of a tree as scales, which do not multiply C.
+
+    They are contiguous then, and the same for all batches.
+    """
+    form = form_of(problem.epilogue)
+    if form is not None and problem.c is not None and form.source is None and not form.adds_c:
+        return False
+    for number, along in () if form is None else ((form.scale_a, -2), (form.scale_b, -1)):
+        if number is not None:
+            spec = problem.operands[number]
+            steps = zip(spec.shape[:-2], spec.strides[:-2], strict=True)
+            if any(extent > 1 and stride for extent, stride in steps):
+                return False
+            if spec.shape[along] > 1 and spec.strides[along] != 1:
+                return False
+    return True
 
 
 def cells_of(op: str, arch: SmArch, problem: GemmProblem) -> tuple[KernelKey, ...]:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...epilogue import bound as fused
-from ...epilogue.bound import Fusion
-from ...epilogue.fused_operands import FusedOperands
+from ...epilogue.bound import FusedOperands, Fusion
 from ...errors import UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.epilogue.lower import LINEAR, split
@@ -94,8 +93,7 @@ def from_candidate(
     elif problem.c is not None:
         c = steps.matrix("c", vector_of(problem.c), role="source")
     tree = FusedOperands(steps, fusion, formulation.problem.epilogue, key, clear_masks=True)
-    if fused.reads_source(formulation.problem.epilogue):
-        c = tree.source
+    c = tree.source or c
     out = steps.matrix("out", vector_of(problem.d), role="output")
     batches = formulation.batches
     for at_x, at_a, at_c, at_d, *offsets in batches.offsets:

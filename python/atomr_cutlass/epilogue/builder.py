@@ -23,9 +23,8 @@ from ..generator.epilogue.tree import (
     Node,
     Output,
 )
-from .element_types import element_type
 from .trace import input_node, tree_of
-from .values import finite
+from .values import element_type, finite
 
 
 class _Declared(NamedTuple):

@@ -28,8 +28,7 @@ from ..generator.epilogue.tree import (
     Node,
     Output,
 )
-from .element_types import element_type, is_byte
-from .values import Scope, Stored, Value, finite
+from .values import Scope, Stored, Value, element_type, finite, is_byte
 
 SINGLE, TUPLE, DICT = "single", "tuple", "dict"
 """How a function returns its results."""

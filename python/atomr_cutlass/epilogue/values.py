@@ -1,4 +1,4 @@
-"""Values: the parameters of a function while it is traced. Operations on them build a graph.
+"""Values: the parameters of a function while it is traced. Operations on them build a graph of what trees hold.
 
 A value is every element of the result at once, so only what is done to each element alike can be traced; everything
 else is refused, with the line of the function that asks for it.
@@ -15,7 +15,11 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from ..errors import UnsupportedError
+from ..arrays.numerics import from_numpy_dtype
+from ..arrays.views import BYTE
+from ..checks import shown
+from ..errors import InvalidOperandError, UnsupportedError
+from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import Node
 
 _FOREIGN: Final = frozenset({__name__.partition(".")[0], "numpy", "torch"})
@@ -29,7 +33,7 @@ _AS_OPERAND: Final = "make it a parameter of the function, and give the array un
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Refusals
+# Refusals, numbers and element types
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -53,11 +57,7 @@ def refusal(problem: str, cure: str) -> UnsupportedError:
 
 
 def finite(x: object) -> float:
-    """A number as trees hold it.
-
-    Raises:
-        ValueError: it is none, NaN or infinite; says what it is.
-    """
+    """A number as trees hold it; the ValueError for what is none, NaN or infinite says what it is."""
     if isinstance(x, np.ndarray) and x.ndim == 0:  # NumPy makes such arrays of its numbers before it compares them
         x = x[()]
     if isinstance(x, bool) or not isinstance(x, (int, float, np.integer, np.floating)):
@@ -71,22 +71,66 @@ def finite(x: object) -> float:
     return value
 
 
+def element_type(dtype: Any, label: str) -> CutlassDtype:
+    """The element type that a caller names: `dtype` of the owner whose name is `label`.
+
+    It is a CutlassDtype, a name such as `bf16`, a dtype of NumPy, ml_dtypes or PyTorch, or DLPack's (type code, bits).
+    """
+    if isinstance(dtype, CutlassDtype):
+        return dtype
+    found: CutlassDtype | None = None
+    if isinstance(dtype, tuple):
+        found = CutlassDtype.from_dlpack(*dtype) if _is_pair(dtype) else None
+    elif (name := _name(dtype)) is not None:
+        try:
+            return CutlassDtype.parse(name)
+        except ValueError as error:
+            raise InvalidOperandError(f"{label}: {error}") from None
+    elif (known := _numpy_dtype(dtype)) is not None:
+        found = from_numpy_dtype(known)
+    if found is None:
+        valid = ", ".join(element.value for element in CutlassDtype)
+        given = str(dtype) if isinstance(dtype, np.dtype) else shown(dtype)
+        raise InvalidOperandError(f"{label}: {given} is no element type; valid: {valid}")
+    return found
+
+
+def is_byte(dtype: Any) -> bool:
+    """Whether `dtype`, given as to `element_type`, names plain bytes, which masks lie in."""
+    if isinstance(dtype, tuple):
+        return _is_pair(dtype) and dtype == BYTE
+    if (name := _name(dtype)) is not None:
+        return name == "uint8"
+    return not isinstance(dtype, CutlassDtype) and _numpy_dtype(dtype) == np.uint8
+
+
+def _is_pair(dtype: tuple[Any, ...]) -> bool:
+    return len(dtype) == 2 and all(isinstance(element, int) for element in dtype)
+
+
+def _name(dtype: Any) -> str | None:
+    """A name, or that of a dtype of PyTorch."""
+    named = isinstance(dtype, str) or type(dtype).__module__.partition(".")[0] == "torch"
+    return str(dtype).removeprefix("torch.") if named else None
+
+
+def _numpy_dtype(dtype: Any) -> np.dtype[Any] | None:
+    try:
+        return None if dtype is None else np.dtype(dtype)  # None is float64 to NumPy
+    except (TypeError, ValueError):
+        return None
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Values
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Scope:
-    """One run of a traced function. Values of different runs do not mix, and none is used after its own has ended.
+    """One run of a traced function, open while it runs: its values do not mix with others, nor are used afterwards."""
 
-    Attributes:
-        open: whether the function is still running.
-    """
-
-    __slots__ = ("open",)
-
-    def __init__(self) -> None:
-        self.open = True
+    open: bool = True
 
 
 Operator = Callable[["Value", object], "Value"]
@@ -156,8 +200,8 @@ class Value:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # protocols look up attributes that a class may lack
             raise AttributeError(name)
-        # `protocols` names the functions, which are written with this class.
-        from .protocols import method
+        # The functions are written with this class.
+        from .functions import method
 
         return method(self, name)
 
@@ -165,17 +209,17 @@ class Value:
     def __torch_function__(
         cls, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Value:
-        from .protocols import torch_function
+        from .functions import torch_function
 
         return torch_function(func, args, kwargs or {})
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Value:
-        from .protocols import numpy_ufunc
+        from .functions import numpy_ufunc
 
         return numpy_ufunc(ufunc, method, inputs, kwargs)
 
     def __array_function__(self, func: Any, types: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
-        from .protocols import numpy_function
+        from .functions import numpy_function
 
         return numpy_function(func, args, kwargs)
 
@@ -196,29 +240,19 @@ class Stored:
 
 
 def apply(op: str, *operands: object, attributes: tuple[str | float, ...] = ()) -> Value:
-    """The value of an operation on values and numbers, one of them a value.
-
-    Raises:
-        UnsupportedError: an operand is neither, or of another run of the function.
-    """
-    checked = [operand if isinstance(operand, Value) else _constant(operand, op) for operand in operands]
-    scope = next((operand.scope for operand in checked if isinstance(operand, Value)), None)
-    if scope is None:
+    """The value of an operation on values and numbers, one of them a value; all values are of the same, open scope."""
+    nodes = tuple(operand.node if isinstance(operand, Value) else _constant(operand, op) for operand in operands)
+    scopes = [operand.scope for operand in operands if isinstance(operand, Value)]
+    if not scopes:
         raise refusal(f"{op} takes a traced value, and there is none among its operands", "use math for numbers")
-    if any(isinstance(operand, Value) and (operand.scope is not scope or not scope.open) for operand in checked):
+    if any(scope is not scopes[0] or not scope.open for scope in scopes):
         raise refusal(f"{op} of a value kept from another trace", "compute it from this function's own parameters")
     file, line = _place()
-    label = f"{Path(file).name}:{line}"
-    nodes = (operand.node if isinstance(operand, Value) else Node("constant", (), (operand,)) for operand in checked)
-    return Value(Node(op, tuple(nodes), attributes, label), scope)
+    return Value(Node(op, nodes, attributes, f"{Path(file).name}:{line}"), scopes[0])
 
 
 def number(x: object, label: str) -> float:
-    """A number that is part of an operation; a parameter that was given as a number is one too.
-
-    Raises:
-        UnsupportedError: it is none, NaN or infinite.
-    """
+    """A number that is part of an operation; a parameter that was given as a number is one too."""
     if isinstance(x, Value) and x.node.op == "constant":
         return float(x.node.attributes[0])
     try:
@@ -227,11 +261,11 @@ def number(x: object, label: str) -> float:
         raise refusal(f"{label} is {error}", "give a finite number") from None
 
 
-def _constant(x: object, op: str) -> float:
+def _constant(x: object, op: str) -> Node:
     if isinstance(x, Stored):
         raise refusal(f"{op} of a {x.reduction or x.kind}, which is there once all is computed", "only return it")
     try:
-        return finite(x)
+        return Node("constant", (), (finite(x),))
     except ValueError as error:
         cure = _AS_OPERAND if getattr(x, "shape", ()) else "give a traced value or a finite number"
         raise refusal(f"{op} of {error}", cure) from None

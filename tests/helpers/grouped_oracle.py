@@ -13,7 +13,7 @@ from atomr_cutlass.errors import InvalidOperandError
 from atomr_cutlass.generator.dtypes import CutlassDtype, ScaleType
 from atomr_cutlass.generator.epilogue.tree import RESULT, EpilogueVisitorTree
 from atomr_cutlass.ops.gemm.reference import gemm
-from atomr_cutlass.reference.scales import Scale
+from atomr_cutlass.reference.parts import Scale
 from atomr_cutlass.reference.tree import evaluate
 
 Matrices: TypeAlias = "AnyArray | Sequence[AnyArray]"

@@ -14,7 +14,7 @@ from ..arrays import numerics, operands
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree
 from ..generator.rules import accumulator, epilogue_compute
-from ..reference.tolerance import Tolerance, tolerance, within_tolerance
+from ..reference.parts import Tolerance, tolerance, within_tolerance
 from ..reference.tree import evaluate
 from ..reference.tree_error import beyond, differing, tolerances
 from .operand_table import Array, Arrays, memory_order

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from ..reference.tolerance import Tolerance
+from ..reference.parts import Tolerance
 from . import devices
 from .operation import PlannedOperation, described, operation_of
 from .plan import Plan

@@ -7,9 +7,7 @@ rounding; `tolerance` says by how much that may be.
 
 from __future__ import annotations
 
-from .parts import ACTIVATIONS, erf, erfc
-from .scales import Scale
-from .tolerance import Tolerance, tolerance, within_tolerance
+from .parts import ACTIVATIONS, Scale, Tolerance, erf, erfc, tolerance, within_tolerance
 from .tree import evaluate
 from .tree_error import mismatches, tolerances
 

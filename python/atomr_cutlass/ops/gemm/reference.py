@@ -12,7 +12,7 @@ from ...arrays.numerics import INTEGER_DTYPES, AnyArray, FloatArray, from_numpy_
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...reference import parts
-from ...reference.scales import OperandScale, Scale, read_scales, scaled_product
+from ...reference.parts import OperandScale, Scale, read_scales, scaled_product
 
 
 class GemmResult(NamedTuple):

@@ -36,12 +36,12 @@ def _number(truth: npt.NDArray[np.bool_]) -> FloatArray:
     return truth.astype(np.float64)
 
 
-# The derivatives are clipped where they have reached their limits, so that infinity meets no zero.
-
-
 def _select(mask: FloatArray, x: FloatArray, y: FloatArray) -> FloatArray:
     chosen: FloatArray = np.where(mask != 0.0, x, y)
     return chosen
+
+
+# The derivatives are clipped where they have reached their limits, so that infinity meets no zero.
 
 
 def _gelu_slope(x: FloatArray) -> FloatArray:
@@ -65,10 +65,6 @@ def _silu_slope(x: FloatArray) -> FloatArray:
 
 def _sigmoid_slope(x: FloatArray) -> FloatArray:
     return _sigmoid(x) * _sigmoid(-x)
-
-
-def _tanh_slope(x: FloatArray) -> FloatArray:
-    return 4.0 * _sigmoid_slope(2.0 * x)
 
 
 FUNCTIONS: Final[Mapping[str, Callable[..., FloatArray]]] = MappingProxyType(
@@ -101,7 +97,7 @@ FUNCTIONS: Final[Mapping[str, Callable[..., FloatArray]]] = MappingProxyType(
         "d_gelu_tanh": lambda dy, x: dy * _gelu_tanh_slope(x),
         "d_silu": lambda dy, x: dy * _silu_slope(x),
         "d_sigmoid": lambda dy, x: dy * _sigmoid_slope(x),
-        "d_tanh": lambda dy, x: dy * _tanh_slope(x),
+        "d_tanh": lambda dy, x: dy * (4.0 * _sigmoid_slope(2.0 * x)),
         "fma": lambda x, y, z: x * y + z,
         "select": _select,
     }
@@ -157,11 +153,7 @@ def evaluate(
 
 
 def computes_in_double(tree: EpilogueVisitorTree, out_dtype: CutlassDtype) -> bool:
-    """Whether kernels compute the tree in double: their accumulator is f64 if and only if D is.
-
-    Raises:
-        InvalidOperandError: the tree decides D's element type, and it is another.
-    """
+    """Whether kernels compute the tree in double: their accumulator is f64 if and only if D is, as the tree may say."""
     decided = tree.result_dtype
     if decided is not None and decided is not out_dtype:
         raise InvalidOperandError(f"out_dtype is {out_dtype.value}; the tree decides that it is {decided.value}")
@@ -171,11 +163,7 @@ def computes_in_double(tree: EpilogueVisitorTree, out_dtype: CutlassDtype) -> bo
 def values_of(
     tree: EpilogueVisitorTree, acc: FloatArray, operands: Mapping[str, AnyArray], *, double: bool
 ) -> list[FloatArray]:
-    """The value of every node of the tree, of shapes that broadcast to acc's.
-
-    Raises:
-        InvalidOperandError: as `evaluate`.
-    """
+    """The value of every node of the tree, of shapes that broadcast to acc's."""
     if acc.dtype != np.float64 or acc.ndim < 2:
         raise InvalidOperandError(f"acc is {acc.dtype} of shape {acc.shape}; expected float64 of shape (..., M, N)")
     known = {slot.name: slot for slot in tree.inputs}

@@ -23,47 +23,6 @@ from ..generator.epilogue.tree import ACCUMULATOR, RESULT, EpilogueVisitorTree, 
 from .parts import broadcasts_to
 from .tree import apply, computes_in_double, evaluate, reduced, reduced_axes, values_of
 
-
-class _Arithmetic(NamedTuple):
-    """The arithmetic of a kernel.
-
-    Attributes:
-        double: whether it is double; then the reference is no more exact than the kernel.
-        unit: the unit roundoff, for both where both count.
-        tiny: the smallest normal number: kernels may or may not flush smaller ones.
-        faint: the error that functions may have where they vanish.
-        largest: the largest finite number.
-        whole: integers up to this one are represented.
-        narrow: whether activations have their narrow forms.
-    """
-
-    double: bool
-    unit: float
-    tiny: float
-    faint: float
-    largest: float
-    whole: float
-    narrow: bool = False
-
-
-_FLOAT: Final = _Arithmetic(
-    double=False,
-    unit=2.0**-24,
-    tiny=2.0**-126,
-    faint=2.0**-116,
-    largest=finite_max(CutlassDtype.F32),
-    whole=2.0**24,
-)
-_NARROW: Final = _FLOAT._replace(narrow=True)
-_DOUBLE: Final = _Arithmetic(
-    double=True,
-    unit=2.0**-52,
-    tiny=2.0**-1022,
-    faint=2.0**-980,
-    largest=finite_max(CutlassDtype.F64),
-    whole=2.0**53,
-)
-
 _COMPARISONS: Final = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
 _EXACT: Final = frozenset({"negate", "absolute", "maximum", "minimum", "relu", "clamp", "cast"})
 """Operations without a rounding of their own."""
@@ -107,7 +66,7 @@ _ACCURACY: Final = {
 }
 # The forms of namespace `narrow` there, in the place of those above: the errors of their fits, about 2^-14 (gelu,
 # gelu_tanh, d_gelu) and 2^-15.6 (silu, sigmoid), and a fifth more; of tanh, which has none, half more.
-_NARROW_ACCURACY: Final = {
+_NARROW_ACCURACY: Final = _ACCURACY | {
     "sigmoid": _Accuracy(4.0, 400.0),
     "tanh": _Accuracy(0.0, 700.0),
     "silu": _Accuracy(4.0, 400.0),
@@ -119,25 +78,62 @@ _NARROW_ACCURACY: Final = {
 }
 _NARROW_LIMITS: Final = frozenset({"gelu", "gelu_tanh"})
 """Functions whose narrow forms have their limit at minus infinity, where the exact ones make NaN of a product."""
+
+
+class _Arithmetic(NamedTuple):
+    """The arithmetic of a kernel.
+
+    Attributes:
+        double: whether it is double; then the reference is no more exact than the kernel.
+        unit: the unit roundoff, for both where both count.
+        tiny: the smallest normal number: kernels may or may not flush smaller ones.
+        faint: the error that functions may have where they vanish.
+        whole: integers up to this one are represented.
+        narrow: whether activations have their narrow forms.
+    """
+
+    double: bool
+    unit: float
+    tiny: float
+    faint: float
+    largest: float
+    whole: float
+    accuracy: Mapping[str, _Accuracy] = _ACCURACY
+    narrow: bool = False
+
+
+_FLOAT: Final = _Arithmetic(
+    double=False,
+    unit=2.0**-24,
+    tiny=2.0**-126,
+    faint=2.0**-116,
+    largest=finite_max(CutlassDtype.F32),
+    whole=2.0**24,
+)
+_NARROW: Final = _FLOAT._replace(accuracy=_NARROW_ACCURACY, narrow=True)
+_DOUBLE: Final = _Arithmetic(
+    double=True,
+    unit=2.0**-52,
+    tiny=2.0**-1022,
+    faint=2.0**-980,
+    largest=finite_max(CutlassDtype.F64),
+    whole=2.0**53,
+)
+
 _FADING: Final = frozenset({"gelu", "gelu_tanh", "silu", *GRADIENT_OPS})
 """Functions that vanish towards an end: kernels flush factors of them there, or continue them as constants."""
 
-# Which argument of an operation has turning points or poles, and where: between them it is monotone, so that its
-# extremes over an interval are at the interval's ends or there.
-_TURNS: Final[dict[str, tuple[int, tuple[float, ...]]]] = {
-    "absolute": (0, (0.0,)),
-    "square": (0, (0.0,)),
-    "reciprocal": (0, (0.0,)),
-    "divide": (1, (0.0,)),
-    "gelu": (0, (-0.7517915,)),
-    "gelu_tanh": (0, (-0.7524614,)),
-    "silu": (0, (-1.2784645,)),
-    "hardswish": (0, (-1.5,)),
-    "d_gelu": (1, (-1.4142136, 1.4142136)),
-    "d_gelu_tanh": (1, (-1.4185051, 1.4185051)),
-    "d_silu": (1, (-2.3993573, 2.3993573)),
-    "d_sigmoid": (1, (0.0,)),
-    "d_tanh": (1, (0.0,)),
+# Where the last argument of an operation has turning points or poles: between them it is monotone, so that its extremes
+# over an interval are at the interval's ends or there.
+_TURNS: Final[dict[str, tuple[float, ...]]] = {
+    **dict.fromkeys(("absolute", "square", "reciprocal", "divide", "d_sigmoid", "d_tanh"), (0.0,)),
+    "gelu": (-0.7517915,),
+    "gelu_tanh": (-0.7524614,),
+    "silu": (-1.2784645,),
+    "hardswish": (-1.5,),
+    "d_gelu": (-1.4142136, 1.4142136),
+    "d_gelu_tanh": (-1.4185051, 1.4185051),
+    "d_silu": (-2.3993573, 2.3993573),
 }
 
 _POLES: Final = frozenset({"reciprocal", "rsqrt", "divide"})
@@ -156,23 +152,13 @@ def tolerances(
     """How far a kernel's outputs may be from those of `evaluate`.
 
     A kernel computes in float32, where D is f64 in double, and with the narrow forms of activations where `is_narrow`.
-    Sums may be in any order.
-
-    Args:
-        tree: as in `evaluate`, like the rest.
-        acc: (..., M, N).
-        acc_error: how far a kernel's accumulators may be from `acc`: one number, or an array that broadcasts to acc's
-            shape. NaN and infinity in acc are expected to be the same in the kernel.
-        operands: by name.
-        out_dtype: the element type of D.
-        scale_d: multiplies D alone.
+    Sums may be in any order. Arguments are those of `evaluate`, and `acc_error`: how far a kernel's accumulators may be
+    from `acc`, one number, or an array that broadcasts to acc's shape. NaN and infinity in acc are expected to be the
+    same in the kernel.
 
     Returns:
         Absolute bounds by name, float64, of the outputs' shapes; infinite where anything may come out, NaN included.
         For a mask (..., M, N), not packed: 1 where the bit may be either.
-
-    Raises:
-        InvalidOperandError: as `evaluate`, and where `acc_error` has another shape.
     """
     if computes_in_double(tree, out_dtype):
         arithmetic = _DOUBLE
@@ -220,19 +206,8 @@ def mismatches(
 ) -> list[str]:
     """The errors in a kernel's outputs, a line for each wrong output; empty where all are right.
 
-    NaN agrees with NaN, and infinity with the same infinity, unless anything may come out.
-
-    Args:
-        tree: as in `tolerances`, like the rest.
-        got: the outputs by name, D as `out`; of the shapes and dtypes that `evaluate` returns.
-        acc: (..., M, N).
-        acc_error: how far the kernel's accumulators may be from `acc`.
-        operands: by name.
-        out_dtype: the element type of D.
-        scale_d: multiplies D alone.
-
-    Raises:
-        InvalidOperandError: as `tolerances`.
+    NaN agrees with NaN, and infinity with the same infinity, unless anything may come out. Arguments are those of
+    `tolerances`, and the kernel's outputs by name, D as `out`, of the shapes and dtypes that `evaluate` returns.
     """
     wanted = evaluate(tree, acc, operands, out_dtype=out_dtype, scale_d=scale_d)
     bounds = tolerances(tree, acc, acc_error, operands, out_dtype=out_dtype, scale_d=scale_d)
@@ -312,18 +287,18 @@ def _error(
     if op == "d_relu":
         zero = np.zeros((1, 1))
         return _choice(inputs[1] > 0.0, _reaches(np.abs(inputs[1]), errors[1]), [inputs[0], zero], [errors[0], zero])
-    accuracy = _accuracy(op, arithmetic)
-    turning, points = _TURNS.get(op, (0, ()))
+    accuracy = arithmetic.accuracy.get(op)
     ends = []
     for at, (x, below) in enumerate(zip(inputs, errors, strict=True)):
+        last = at == len(inputs) - 1
         error = np.where(np.isinf(below), 0.0, below)
-        if accuracy is not None and at == len(inputs) - 1:
+        if accuracy is not None and last:
             error = error + np.where(np.isfinite(x), accuracy.argument * arithmetic.unit * np.abs(x), 0.0)
         found = [x]
         if error.any():
             low, high = x - error, x + error
-            found = [low, high, *(np.clip(point, low, high) for point in points if at == turning)]
-        if op in _POLES and at == len(inputs) - 1 and node.inputs[at].op not in ("input", "constant"):
+            found = [low, high, *(np.clip(point, low, high) for point in _TURNS.get(op, ()) if last)]
+        if op in _POLES and last and node.inputs[at].op not in ("input", "constant"):
             found += [np.where(x == 0.0, -x, end) for end in found]
         ends.append(found)
     change = np.zeros(value.shape)
@@ -343,11 +318,6 @@ def _error(
     return total
 
 
-def _accuracy(op: str, arithmetic: _Arithmetic) -> _Accuracy | None:
-    narrow = _NARROW_ACCURACY.get(op) if arithmetic.narrow else None
-    return narrow or _ACCURACY.get(op)
-
-
 def _rounding(
     op: str, value: FloatArray, change: FloatArray, inputs: list[FloatArray], arithmetic: _Arithmetic
 ) -> FloatArray:
@@ -355,7 +325,7 @@ def _rounding(
     if op in _EXACT:
         return np.zeros((1, 1))
     magnitude = np.abs(value) + change
-    accuracy = _accuracy(op, arithmetic)
+    accuracy = arithmetic.accuracy.get(op)
     if accuracy is not None:
         factor = 1.0 + np.abs(inputs[0]) if op in GRADIENT_OPS else 1.0
         faint = factor * (arithmetic.faint if op in _FADING else 0.0)
@@ -406,9 +376,7 @@ def _at_the_ends_of_the_range(value: FloatArray, error: FloatArray, arithmetic: 
     return np.where(np.isfinite(value) & (magnitude + error > arithmetic.largest), np.inf, error)
 
 
-def _error_of_reduction(
-    output: Output, value: FloatArray, error: FloatArray, arithmetic: _Arithmetic
-) -> FloatArray:  # fmt: skip
+def _error_of_reduction(output: Output, value: FloatArray, error: FloatArray, arithmetic: _Arithmetic) -> FloatArray:
     axes = reduced_axes(output, value.shape)
     if output.reduction == "sum":
         finite = np.where(np.isfinite(value), np.abs(value), 0.0)

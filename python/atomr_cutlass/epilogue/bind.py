@@ -24,7 +24,7 @@ from ..pipeline import invocation
 from ..reference.tree import evaluate as evaluate_tree
 from .bound import Fusion
 from .results import GroupedResult, MatrixResult, operand_names
-from .trace import Operand, Traced, trace
+from .trace import Traced, trace
 
 Result: TypeAlias = MatrixResult | GroupedResult
 """The result that a tree is computed over. Of a matrix, an operand has one view; of groups, one or those of a list."""
@@ -39,7 +39,6 @@ class BoundEpilogue(Generic[ResultT_co]):
 
     Attributes:
         traced: its tree, and how results are returned.
-        result: the result that the tree is computed over.
         dtype: element type of D.
         inputs: views of the tree's operands, by label.
         outputs: views of the arrays that are given for results, by label: D, which is `out`, and the tree's outputs.
@@ -81,32 +80,14 @@ class BoundEpilogue(Generic[ResultT_co]):
         *,
         scale_d: float | None = None,
     ) -> dict[str, AnyArray]:
-        """The results by name, computed by the reference.
-
-        Args:
-            acc: the accumulators, of the result's shape.
-            fetch: makes a host array of a view.
-            scale_d: multiplies D.
-        """
+        """The results by name, computed by the reference of accumulators and of the host arrays that `fetch` makes."""
         read = {
             name: fetch(view).reshape(self.result.as_matrix(name, view.shape, view.strides)[0])
             for name, view in self.inputs.items()
         }
-        found = evaluate_tree(
-            self.tree, acc.reshape(self.result.matrix), read, out_dtype=self.dtype, scale_d=scale_d
-        )  # fmt: skip
+        found = evaluate_tree(self.tree, acc.reshape(self.result.matrix), read, out_dtype=self.dtype, scale_d=scale_d)
         shapes = {output.name: self.result.array_shape(output) for output in self.tree.outputs}
         return {name: values.reshape(shapes.get(name, self.result.shape)) for name, values in found.items()}
-
-
-def operands_of(call: invocation.Call) -> dict[str, Any]:
-    """The arguments for what follows a product, by name: arrays, and of a function also numbers."""
-    given, c = dict(call.others), call.arrays["c"]
-    if call.arrays["bias"] is not None:
-        given["bias"] = call.arrays["bias"]
-    if call.epilogue is not None and c is not None and call.c is None:
-        given["c"] = c
-    return given
 
 
 def bind(
@@ -118,7 +99,7 @@ def bind(
     out_dtype: CutlassDtype,
     acc: CutlassDtype,
 ) -> BoundEpilogue[ResultT]:
-    """Binds the epilogue of a call, or its bias and activation as a tree, to the call's arrays.
+    """Binds the epilogue of a call, or its bias and activation as a tree, to the call's arrays, which it checks.
 
     Args:
         call: the arguments. Without a beta its `c` is an operand of the epilogue.
@@ -127,14 +108,12 @@ def bind(
         taken: names that the tree's operands cannot have, besides that `c`.
         out_dtype: of D, unless the epilogue decides it.
         acc: type of the accumulator.
-
-    Raises:
-        InvalidOperandError: an operand is missing, unknown, of a wrong shape, dtype or device, has the name of one of
-            the product's or shares memory with a result; or the tree decides another element type than the caller.
-        UnsupportedError: the function cannot be traced, no kernel evaluates the tree, or an array does not lie as
-            kernels read it.
     """
-    given, epilogue, own_c = operands_of(call), call.epilogue, "c" in product
+    given, epilogue, own_c = dict(call.others), call.epilogue, "c" in product
+    if call.arrays["bias"] is not None:
+        given["bias"] = call.arrays["bias"]
+    if epilogue is not None and call.arrays["c"] is not None and call.c is None:
+        given["c"] = call.arrays["c"]
     # A number is a constant of a function; it is no bias.
     numbers = {name: x for name, x in given.items() if isinstance(x, NUMBERS) and epilogue is not None}
     arrays = {name: array for name, array in given.items() if name not in numbers}
@@ -142,10 +121,8 @@ def bind(
     if epilogue is None:
         bias = result.bias_type(views["bias"]) if "bias" in views else None
         epilogue = bias_and_activation(bias, call.options.activation)
-    traced, counting = _traced(
-        epilogue, views, numbers, lambda name: result.operand(name, views[name]), out_dtype=out_dtype, acc=acc
-    )
-    tree, views = traced.tree, {name: views[name] for name in counting}
+    traced, views = _traced(epilogue, result, views, numbers, out_dtype=out_dtype, acc=acc)
+    tree = traced.tree
     result.check_tree(tree, acc, tree.result_dtype or out_dtype)
     for name in operand_names(tree):
         if name in taken or (name == "c" and own_c):
@@ -178,30 +155,30 @@ def _labelled(result: Result, views: Mapping[str, Any]) -> dict[str, _core.Opera
 
 def _traced(
     epilogue: Any,
-    names: Collection[str],
+    result: Result,
+    views: dict[str, Any],
     numbers: Mapping[str, Any],
-    operand: Callable[[str], Operand],
     *,
     out_dtype: CutlassDtype,
     acc: CutlassDtype,
-) -> tuple[Traced, list[str]]:
-    """The tree of an epilogue, and the names of the arrays that count: not those of parameters that go unused."""
+) -> tuple[Traced, dict[str, Any]]:
+    """The tree of an epilogue, and the views that count: not those of parameters that go unused."""
     if isinstance(epilogue, (EpilogueVisitorTree, Traced)):
         if numbers:
             raise InvalidOperandError(
                 f"{', '.join(numbers)}: a tree takes arrays; give an array of one element, or a function with numbers"
             )
-        return epilogue if isinstance(epilogue, Traced) else Traced.of_tree(epilogue), list(names)
+        return epilogue if isinstance(epilogue, Traced) else Traced.of_tree(epilogue), views
     try:
         parameters = set(inspect.signature(epilogue).parameters)
     except (TypeError, ValueError):
-        parameters = set(names)  # `trace` says that it has no signature
+        parameters = set(views)  # `trace` says that it has no signature
     # A name that is no parameter is an array for a result.
-    kinds = {name: operand(name) for name in names if name in parameters}
+    kinds = {name: result.operand(name, view) for name, view in views.items() if name in parameters}
     compute = CutlassDtype.F64 if acc is CutlassDtype.F64 else CutlassDtype.F32
     traced = trace(epilogue, {**kinds, **numbers}, out_dtype=out_dtype, compute_dtype=compute)
     used = {read.name for read in traced.tree.inputs}
-    return traced, [name for name in names if name in used or name not in parameters]
+    return traced, {name: view for name, view in views.items() if name in used or name not in parameters}
 
 
 def _check_names(tree: EpilogueVisitorTree, given: Collection[str]) -> None:
@@ -217,11 +194,7 @@ def _check_names(tree: EpilogueVisitorTree, given: Collection[str]) -> None:
 
 
 def refuse_scale_d(scale_d: Any) -> None:
-    """Refuses a number as scale_d beside an epilogue.
-
-    Raises:
-        UnsupportedError: it is one.
-    """
+    """Refuses a number as scale_d beside an epilogue."""
     if isinstance(scale_d, NUMBERS):
         raise UnsupportedError(
             "scale_d is a number, and what follows the product does not let it be part of alpha: multiply in the "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from .. import _core
 from ..arrays import operands
@@ -29,13 +29,11 @@ Views = tuple[_core.Operand, ...]
 
 @dataclass(frozen=True)
 class MatrixResult:
-    """A matrix, or matrices with dimensions of batches.
-
-    Attributes:
-        shape: (..., M, N).
-    """
+    """A matrix (..., M, N), with dimensions of batches if it is several."""
 
     shape: Shape
+    _order: ClassVar[str] = ""
+    """The order that messages name dimensions in, where it need not be the caller's."""
 
     @property
     def matrix(self) -> Shape:
@@ -63,11 +61,7 @@ class MatrixResult:
         return operands.dtype_of(view, "bias")
 
     def operand(self, name: str, view: _core.Operand) -> Operand:
-        """The operand that an array is to a function; of kinds, too, that a rule refuses later.
-
-        Raises:
-            InvalidOperandError: nothing of that shape or element type could be read.
-        """
+        """The operand that an array is to a function; of kinds, too, that a rule refuses later."""
         m, n = self.matrix[-2:]
         return operand_of(self.as_matrix(name, view.shape, view.strides)[0], m, n, _element(view, name) or BYTE, name)
 
@@ -107,16 +101,7 @@ class MatrixResult:
     def check_apart(
         self, tree: EpilogueVisitorTree, product: Mapping[str, _core.Operand], views: Mapping[str, _core.Operand]
     ) -> None:
-        """Refuses results that share memory with each other or with an operand.
-
-        Args:
-            tree: the tree.
-            product: views of the product's operands and of `out`, if it is given.
-            views: of the tree's inputs, and of the arrays that are given for its outputs.
-
-        Raises:
-            InvalidOperandError: names the two.
-        """
+        """Refuses results that share memory with each other or with an operand; `out` is among those of the product."""
         # D may be in the place of a matrix or of C: each element is read before it is written.
         outputs = [output.name for output in tree.outputs if output.name in views]
         written = {name: views[name] for name in outputs}
@@ -129,12 +114,9 @@ class MatrixResult:
         return fusion_of(tree, arrays, self._placed)
 
     def dense(self, tree: EpilogueVisitorTree, d: MatrixSpec) -> Fusion:
-        """A tree with dense arrays.
+        """A tree with dense arrays: matrices lie as the result `d`, which is dense too, and all else is row-major.
 
-        Args:
-            tree: the tree.
-            d: the result, dense too. Matrices lie as it does, all else is row-major; inputs but matrices and masks are
-                the same for all batches.
+        Inputs but matrices and masks are the same for all batches.
         """
 
         def array(operand: Input | Output) -> MatrixSpec:
@@ -148,25 +130,18 @@ class MatrixResult:
         """An array as the tree sees it, and how the arrays in calls lie where that is another way; see `fusion_of`."""
         return shape, strides, None
 
-    @property
-    def _order(self) -> str:
-        """The order that messages name dimensions in, where it need not be the caller's."""
-        return ""
-
 
 @dataclass(frozen=True)
 class ImageResult(MatrixResult):
-    """Images: to a tree, a matrix of pixels by channels. Views have their dimensions in the order of NHWC.
+    """Images (N, P, Q, K): to a tree, a matrix of pixels by channels. Views have their dimensions in the order of NHWC.
 
     Arrays with 4 dimensions have all of the result's pixels or one for all; those with 3, (N, P, Q), are sums and
     maxima of channels. Others, such as (K,), are to the tree what they are.
-
-    Attributes:
-        shape: (N, P, Q, K).
-        layout: the order in which callers name dimensions.
     """
 
     layout: str = "nhwc"
+    """The order in which callers name dimensions."""
+    _order: ClassVar[str] = " (NHWC order)"
 
     @property
     def matrix(self) -> Shape:
@@ -178,12 +153,7 @@ class ImageResult(MatrixResult):
         return in_nhwc(super().view(array, name), self.layout)
 
     def as_matrix(self, name: str, shape: Shape, strides: Shape) -> Layout:
-        """Extents and strides of an array as the tree sees it; `name` is for messages.
-
-        Raises:
-            InvalidOperandError: other pixels than the result's.
-            UnsupportedError: the pixels are not evenly spaced in memory.
-        """
+        """Extents and strides of an array as the tree sees it, for which its pixels have to be evenly spaced."""
         if shape == self.shape[:-1]:
             shape, strides, last = (*shape, 1), (*strides, 1), False
         elif len(shape) == len(self.shape):
@@ -232,10 +202,6 @@ class ImageResult(MatrixResult):
         placed = in_layout(shape, self.layout), in_layout(strides, self.layout)
         return (*self.as_matrix(name, shape, strides), placed)
 
-    @property
-    def _order(self) -> str:
-        return " (NHWC order)"
-
 
 @dataclass(frozen=True)
 class GroupedResult:
@@ -246,7 +212,7 @@ class GroupedResult:
     matrices and columns without a place.
 
     Attributes:
-        number: how many groups there are.
+        number: of groups.
         extents: (M, N) of the results, of a list of each member.
         members: extents of the arrays: one, or of a list one for each group.
         lists: the names of the operands that are lists, with a member for each group.
@@ -323,9 +289,7 @@ class GroupedResult:
     def check_output(self, output: Output, views: Views) -> None:
         """There is no output but D: see `check_tree`."""
 
-    def check_apart(
-        self, tree: EpilogueVisitorTree, product: Mapping[str, Views], views: Mapping[str, Views]
-    ) -> None:  # fmt: skip
+    def check_apart(self, tree: EpilogueVisitorTree, product: Mapping[str, Views], views: Mapping[str, Views]) -> None:
         for index, out in enumerate(product.get(RESULT, ())):
             read = {
                 name: given[index if len(given) > 1 else 0]
@@ -387,11 +351,7 @@ def _element(view: _core.Operand, name: str) -> CutlassDtype | None:
 
 
 def common_dtype(views: Mapping[str, _core.Operand]) -> CutlassDtype:
-    """The element type that arrays, given by label, have in common.
-
-    Raises:
-        InvalidOperandError: they have none.
-    """
+    """The element type that arrays, given by label, have in common."""
     found = {label: operands.dtype_of(view, label) for label, view in views.items()}
     first, dtype = next(iter(found.items()))
     for label, other in found.items():

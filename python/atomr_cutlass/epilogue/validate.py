@@ -34,12 +34,7 @@ _known: dict[str, str] = {}
 _locks = KeyedLocks()
 
 
-def enabled() -> bool:
-    """Whether epilogues are checked.
-
-    Raises:
-        InvalidOperandError: the variable has an unknown value.
-    """
+def _enabled() -> bool:
     wanted = os.environ.get(VARIABLE) or "on"
     if wanted not in ("on", "off"):
         raise InvalidOperandError(f"{VARIABLE} is {wanted!r}; valid: on, off")
@@ -54,15 +49,14 @@ def require(
     stream: int | None = None,
     in_background: bool = False,
 ) -> bool:
-    """Checks a kernel's epilogue, unless that has been done before on this architecture.
+    """Checks a kernel's epilogue tree, unless that has been done before on this architecture.
 
     The cache entry holds for the code that was launched and the driver that ran it: another compiler or header gives
-    another image, a row of the table another content, and they are checked again.
-
-    Block-scaled kernels are checked without it: their operands come quantized, which tests do.
+    another image, a row of the table another content, and they are checked again. Block-scaled kernels are not checked:
+    their operands come quantized, which tests do.
 
     Args:
-        candidate: the kernel, whose epilogue is a tree.
+        candidate: the kernel.
         epilogue: the problem's, which a kernel is told that computes several.
         device: where it runs.
         stream: where the plan will be launched first. The check works on streams of its own, which the capture of a
@@ -71,13 +65,9 @@ def require(
 
     Returns:
         False where the kernel is yet to be checked: such a plan must not be kept.
-
-    Raises:
-        UnsupportedError: the kernel's results differ from the reference's; says where. It says so again, without a
-            launch, wherever what was found is remembered.
     """
     key = candidate.key
-    if key.scale_type or not enabled():
+    if key.scale_type or not _enabled():
         return True
     code = kernels.image_digest(key, device) if candidate.info is None else candidate.info.content
     asked = epilogue if is_common(key.epilogue) else key.epilogue

@@ -23,7 +23,7 @@ from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree, Output
 from ..pipeline import invocation
 from ..reference.tree import evaluate as evaluate_tree
 from .bound import Fusion
-from .results import GroupedResult, MatrixResult, operand_names
+from .results import GroupedResult, MatrixResult
 from .trace import Traced, trace
 
 Result: TypeAlias = MatrixResult | GroupedResult
@@ -124,10 +124,7 @@ def bind(
     traced, views = _traced(epilogue, result, views, numbers, out_dtype=out_dtype, acc=acc)
     tree = traced.tree
     result.check_tree(tree, acc, tree.result_dtype or out_dtype)
-    for name in operand_names(tree):
-        if name in taken or (name == "c" and own_c):
-            raise InvalidOperandError(f"the epilogue calls an operand {name!r}, as the product does: rename it")
-    _check_names(tree, views)
+    _check_names(tree, views, {*taken, "c"} if own_c else taken)
     for operand in tree.inputs:
         result.check_input(operand, views[operand.name])
     written = [output for output in tree.outputs if output.name in views]
@@ -181,9 +178,12 @@ def _traced(
     return traced, {name: view for name, view in views.items() if name in used or name not in parameters}
 
 
-def _check_names(tree: EpilogueVisitorTree, given: Collection[str]) -> None:
-    """Refuses arrays that a tree has no operand for, and inputs without an array."""
+def _check_names(tree: EpilogueVisitorTree, given: Collection[str], taken: Collection[str]) -> None:
+    """Refuses operands whose names are taken, arrays that a tree has no operand for, and inputs without an array."""
     inputs, outputs = ([operand.name for operand in some] for some in (tree.inputs, tree.outputs))
+    for name in (*inputs, *outputs):
+        if name in taken:
+            raise InvalidOperandError(f"the epilogue calls an operand {name!r}, as the product does: rename it")
     unknown = [name for name in given if name not in inputs and name not in outputs]
     missing = [name for name in inputs if name not in given]
     if unknown:

@@ -60,11 +60,9 @@ class TreeArray:
             return MatrixSpec((1, 1), (0, 0), self.dtype, self.alignment)
         if self.reduction or (self.kind == ROW and len(shape) == 1):
             # Of the batches and one more dimension.
-            along = (1, shape[-1]) if self.kind == ROW else (shape[-1], 1)
-            steps = (0, strides[-1]) if self.kind == ROW else (strides[-1], 0)
-            return MatrixSpec((*shape[:-1], *along), (*strides[:-1], *steps), self.dtype, self.alignment)
-        row_stride = 0 if self.kind == ROW else strides[-2]
-        steps = (row_stride, 0 if self.kind == COLUMN else strides[-1])
+            at = len(shape) - (self.kind == ROW)
+            shape, strides = (*shape[:at], 1, *shape[at:]), (*strides[:at], 0, *strides[at:])
+        steps = (0 if self.kind == ROW else strides[-2], 0 if self.kind == COLUMN else strides[-1])
         return MatrixSpec(shape, (*strides[:-2], *steps), self.dtype, self.alignment)
 
 
@@ -145,11 +143,6 @@ def array_shape(operand: Input | Output, shape: Shape) -> Shape:
     return (reduced if isinstance(operand, Output) else read).get(operand.kind, shape)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Problems
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def problem_of(problem: GemmProblem, fusion: Fusion, base: str) -> list[GemmProblem]:
     """The problem with its tree, in the forms in which a kernel may compute it, better ones first.
 
@@ -190,11 +183,6 @@ def source_number(epilogue: str) -> int | None:
     return kinds.index(SOURCE) if SOURCE in kinds else None
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Plans
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 class FusedOperands:
     """The operands of a problem's tree as slots of a plan, and as fields of the kernel's arguments.
 
@@ -205,11 +193,7 @@ class FusedOperands:
     def __init__(
         self, steps: Steps, fusion: Fusion | None, epilogue: str, key: KernelKey, *, clear_masks: bool
     ) -> None:
-        """Adds the slots, and clears the outputs that accumulate: with `clear_masks` those of bits too.
-
-        Raises:
-            UnsupportedError: an output that must be cleared is not dense.
-        """
+        """Adds the slots, and clears the outputs that accumulate, which must be dense: with `clear_masks` bits too."""
         outputs = fusion.outputs if fusion else ()
         self._arrays = fusion.arrays if fusion else ()
         self._places: list[Address] = []

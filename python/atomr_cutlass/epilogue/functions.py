@@ -189,13 +189,9 @@ _FACTS: Final = frozenset(
 
 
 def _operation(op: str) -> Callable[..., Value]:
-    def of_one(x: Any, /) -> Value:
-        return apply(op, x)
-
-    def of_two(x: Any, other: Any, /) -> Value:
-        return apply(op, x, other)
-
-    return of_one if OPS[op].arity == 1 else of_two
+    if OPS[op].arity == 1:
+        return lambda x, /: apply(op, x)
+    return lambda x, other, /: apply(op, x, other)
 
 
 def _scaled(op: str) -> Callable[..., Value]:

@@ -340,11 +340,6 @@ class GroupedResult:
         return self.extents[min(index, len(self.extents) - 1)]
 
 
-def operand_names(tree: EpilogueVisitorTree) -> tuple[str, ...]:
-    """The operands of a tree, inputs first."""
-    return (*(operand.name for operand in tree.inputs), *(operand.name for operand in tree.outputs))
-
-
 def _element(view: _core.Operand, name: str) -> CutlassDtype | None:
     """An element type, None for bytes."""
     return None if view.dtype == BYTE else operands.dtype_of(view, name)

@@ -140,16 +140,10 @@ def input_node(name: str, kind: str, dtype: CutlassDtype | None) -> Node:
 def tree_of(
     written: Mapping[str, tuple[Output, Node]], *, stored: CutlassDtype, computed: CutlassDtype
 ) -> EpilogueVisitorTree:
-    """The tree.
+    """The tree of outputs by name, D as `out`, each with its node.
 
-    Args:
-        written: the outputs by name, D as `out`, and what is written to them. An element type is None where none is
-            given: it is that of an outermost cast then, which the store performs.
-        stored: the element type of matrices beside D that have none.
-        computed: that of reductions.
-
-    Raises:
-        InvalidOperandError: names the node that is wrong, and the cure.
+    An output without an element type has that of an outermost cast, which the store performs then, else `stored`.
+    Reductions are in `computed`.
     """
     stores: dict[str, tuple[Output, Node]] = {}
     for name, (output, node) in written.items():
@@ -245,11 +239,10 @@ def trace(
     given = dict(operands or {})
     computed = element_type(compute_dtype, "compute_dtype")
     default = computed if out_dtype is None else element_type(out_dtype, "out_dtype")
-    signature = _signature(function, title)
-    accumulator = _check_parameters(signature, title, given)
+    signature = _signature(function, title, given)
     scope = Scope()
     bound = signature.bind_partial()
-    bound.arguments[accumulator] = Value(Node(ACCUMULATOR), scope)
+    bound.arguments[next(iter(signature.parameters))] = Value(Node(ACCUMULATOR), scope)
     for name, operand in given.items():
         bound.arguments[name] = Value(_parameter(name, operand), scope)
     try:
@@ -272,19 +265,16 @@ def _title(function: Any) -> str:
     return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
 
 
-def _signature(function: Any, title: str) -> inspect.Signature:
+def _signature(function: Any, title: str, given: Mapping[str, Any]) -> inspect.Signature:
+    """The signature, whose first parameter is the accumulator; refuses operands that do not match the others."""
     if not callable(function):
         raise InvalidOperandError(f"epilogue is a {type(function).__name__}; expected a function or a tree")
     try:
-        return inspect.signature(function)
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
         raise InvalidOperandError(
             f"{title} does not tell its parameters: wrap it in a function of its own, such as lambda acc: f(acc)"
         ) from None
-
-
-def _check_parameters(signature: inspect.Signature, title: str, given: Mapping[str, Any]) -> str:
-    """Refuses operands that do not match the parameters; returns the accumulator's name."""
     parameters = list(signature.parameters.values())
     variadic = [str(one) for one in parameters if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     if variadic:
@@ -302,7 +292,7 @@ def _check_parameters(signature: inspect.Signature, title: str, given: Mapping[s
     missing = [one.name for one in operands if one.default is one.empty and one.name not in given]
     if missing:
         raise InvalidOperandError(f"{title} needs {_listed(missing)}: give an array or a number for each by its name")
-    return accumulator.name
+    return signature
 
 
 def _listed(names: Iterable[str]) -> str:

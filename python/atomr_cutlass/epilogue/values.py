@@ -37,18 +37,12 @@ _AS_OPERAND: Final = "make it a parameter of the function, and give the array un
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _place() -> tuple[str, int]:
-    """File and line of the innermost frame that is neither this package's nor of a library that calls it."""
+def location() -> str:
+    """`file:line` of the innermost frame that is neither this package's nor of a library that calls it."""
     frame = inspect.currentframe()
     while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in _FOREIGN:
         frame = frame.f_back
-    return ("a traced function", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-
-
-def location() -> str:
-    """`file:line` of the traced function's code that is running."""
-    file, line = _place()
-    return f"{file}:{line}"
+    return "a traced function" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def refusal(problem: str, cure: str) -> UnsupportedError:
@@ -153,10 +147,6 @@ class Value:
 
     It takes + - * / ** and comparisons with values and numbers, the functions of `atomr_cutlass.epilogue`, and those of
     PyTorch and NumPy that mean the same, as functions or as methods. Comparisons give 1 or 0.
-
-    Attributes:
-        node: its node in the graph.
-        scope: the run of the function that it belongs to.
     """
 
     __slots__ = ("node", "scope")
@@ -226,13 +216,7 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A result of a traced function beside values: a reduction, or bits. Nothing is computed from it.
-
-    Attributes:
-        value: the value that is reduced, or stored as bits.
-        kind: `mask`; of a reduction `row`, `column` or `scalar`.
-        reduction: one of REDUCTIONS, or empty.
-    """
+    """A result of a traced function beside values, from which nothing is computed: a reduction, or bits (`mask`)."""
 
     value: Value
     kind: str
@@ -247,8 +231,7 @@ def apply(op: str, *operands: object, attributes: tuple[str | float, ...] = ()) 
         raise refusal(f"{op} takes a traced value, and there is none among its operands", "use math for numbers")
     if any(scope is not scopes[0] or not scope.open for scope in scopes):
         raise refusal(f"{op} of a value kept from another trace", "compute it from this function's own parameters")
-    file, line = _place()
-    return Value(Node(op, nodes, attributes, f"{Path(file).name}:{line}"), scopes[0])
+    return Value(Node(op, nodes, attributes, Path(location()).name), scopes[0])
 
 
 def number(x: object, label: str) -> float:

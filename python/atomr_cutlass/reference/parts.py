@@ -183,7 +183,11 @@ def read_scales(
 def _read(name: str, scale: Scale | None, operand: AnyArray, batch: tuple[int, ...], along: int) -> OperandScale:
     if scale is None:
         return OperandScale()
-    scale = _as_array(name, scale)
+    if not isinstance(scale, np.ndarray):
+        try:
+            scale = np.asarray(scale, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise InvalidOperandError(f"{name} is {scale!r}; expected a number or an array") from None
     kind = scale_type_of(scale.dtype)
     if kind in VECTOR:
         return _read_vector(name, scale, kind, operand, batch, along)
@@ -194,12 +198,9 @@ def _read(name: str, scale: Scale | None, operand: AnyArray, batch: tuple[int, .
     if scale.size == 1:
         return OperandScale(outer=float(wide.reshape(())))
     rows, columns = operand.shape[-2:]
-    extent = operand.shape[along]
-    blocks = -(-extent // BLOCK)
-    if along == -1:
-        outer, blockwise = (rows, 1), (rows, blocks)
-    else:
-        outer, blockwise = (1, columns), (blocks, -(-columns // BLOCK))
+    outer, blockwise = (rows, 1), (rows, -(-columns // BLOCK))
+    if along == -2:
+        outer, blockwise = (1, columns), (-(-rows // BLOCK), -(-columns // BLOCK))
     fits = len(dims) >= 2 and broadcasts_to(dims[:-2], batch)
     if fits and dims[-2:] in (outer, (1, 1)):
         return OperandScale(outer=wide)
@@ -211,15 +212,6 @@ def _read(name: str, scale: Scale | None, operand: AnyArray, batch: tuple[int, .
     if blockwise != outer:
         expected += f", or (..., {blockwise[0]}, {blockwise[1]}) in blocks of {BLOCK}"
     raise InvalidOperandError(f"{name} has shape {dims}; expected {expected}")
-
-
-def _as_array(name: str, scale: Scale) -> AnyArray:
-    if isinstance(scale, np.ndarray):
-        return scale
-    try:
-        return np.asarray(scale, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InvalidOperandError(f"{name} is {scale!r}; expected a number or an array") from None
 
 
 def _read_vector(

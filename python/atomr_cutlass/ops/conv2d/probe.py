@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ...epilogue.results import ImageResult, operand_names
+from ...epilogue.results import ImageResult
 from ...generator.dtypes import CutlassDtype
 from ...pipeline.operand_table import Array, Arrays
 from ...pipeline.probe import Probe, slices
@@ -60,7 +60,9 @@ class ConvProbe(Probe[ConvRequest]):
 
     def matrices(self, part: Arrays) -> Arrays:
         image, tree = ImageResult(part["out"].shape), self.tree
-        names = {"out"} if tree is None else {"out", *operand_names(tree)}
+        names = {"out"}
+        if tree is not None:
+            names |= {operand.name for operand in tree.inputs} | {output.name for output in tree.outputs}
         arrays = {name: part[name] for name in names}
         shapes = {name: image.as_matrix(name, one.shape, row_major(one.shape))[0] for name, one in arrays.items()}
         return {name: one.reshape(shapes[name]) for name, one in arrays.items()}

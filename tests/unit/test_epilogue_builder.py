@@ -231,11 +231,11 @@ REFUSED: list[tuple[Callable[[], EvtBuilder], str]] = [
     ),
     (
         lambda: EvtBuilder().node("a", "add", "acc", "b").output("out", "a"),
-        "node 'a' reads 'b', which is not declared: declare it with .input, .constant or .node",
+        "add 'a' reads 'b', which is not declared: declare it with .input, .constant or .node",
     ),
     (
         lambda: EvtBuilder().binary("add", "x"),
-        "node 'step 1' reads 'x', which is not declared: declare it with .input, .constant or .node, or give the step",
+        "add 'step 1' reads 'x', which is not declared: declare it with .input, .constant or .node, or give the step",
     ),
     (lambda: EvtBuilder().output("out", "x"), "'x' is stored to 'out', but not declared: add the node"),
     (
@@ -294,9 +294,9 @@ REFUSED: list[tuple[Callable[[], EvtBuilder], str]] = [
     (lambda: EvtBuilder().aux_load("x").scale(2), "no output uses input 'x': .output('out', ...) stores D; or"),
     (
         lambda: EvtBuilder().node("y", "relu", "acc").node("z", "tanh", "y").output("out", "y"),
-        "no output uses node 'z'",
+        "no output uses tanh 'z'",
     ),
-    (lambda: EvtBuilder().activation("relu").output("out", "acc"), "no output uses node 'step 1'"),
+    (lambda: EvtBuilder().activation("relu").output("out", "acc"), "no output uses relu 'step 1'"),
     (
         lambda: EvtBuilder().constant("x", 1).input("x", "row").scale("x"),
         "input 'x' is declared twice: choose another name for one of them",

@@ -107,11 +107,12 @@ class EvtBuilder:
                 f"node {shown(name)}: {op} takes {', '.join(expected) or 'no numbers'}; given are "
                 f"{', '.join(attributes) or 'none'}"
             )
+        label = f"node {shown(name)}"
         values: tuple[str | float, ...]
         if op == "cast":
-            values = (element_type(attributes["dtype"], f"node {shown(name)}").value,)
+            values = (element_type(attributes["dtype"], label).value,)
         else:
-            values = tuple(_number(f"node {shown(name)}: {number}", attributes[number]) for number in expected)
+            values = tuple(_number(f"{label}: {number}", attributes[number]) for number in expected)
         return self._declare(name, Node(op, (), values, name), inputs)
 
     def output(self, name: str, node: str | None = None, *, dtype: Any = None, kind: str = MATRIX) -> EvtBuilder:
@@ -223,7 +224,7 @@ class EvtBuilder:
                 used.update(declared[name].inputs)
         for name in declared:
             if name not in used:
-                unread = _shown(name, declared[name])
+                unread = declared[name].node
                 raise InvalidOperandError(f"no output uses {unread}: .output({RESULT!r}, ...) stores D; or remove it")
         nodes: dict[str, Node] = {}
         for name in order:
@@ -258,14 +259,11 @@ class EvtBuilder:
 
     def _declare(self, name: str, node: Node, inputs: tuple[str, ...] = ()) -> EvtBuilder:
         expect(name, str, "name of a node", "a name")
-        declared = _Declared(node, inputs)
         if name == ACCUMULATOR:
-            raise InvalidOperandError(f"{_shown(name, declared)} has the name of the accumulator: choose another name")
+            raise InvalidOperandError(f"{node} has the name of the accumulator: choose another name")
         if name in self._declared:
-            raise InvalidOperandError(
-                f"{_shown(name, declared)} is declared twice: choose another name for one of them"
-            )
-        self._declared[name] = declared
+            raise InvalidOperandError(f"{node} is declared twice: choose another name for one of them")
+        self._declared[name] = _Declared(node, inputs)
         return self
 
     def _name(self) -> str:
@@ -328,11 +326,6 @@ class EvtBuilder:
         return stored
 
 
-def _shown(name: str, declared: _Declared) -> str:
-    op = declared.node.op
-    return f"{op if op in ('input', 'constant') else 'node'} {name!r}"
-
-
 def _check_read(read: _Read, known: Node) -> None:
     _, kind, dtype = known.attributes
     if read.kind not in (None, kind):
@@ -366,16 +359,12 @@ def _number(label: str, x: object) -> float:
 
 
 def _ordered(declared: Mapping[str, _Declared]) -> list[str]:
-    """Every declared name after those of its inputs.
-
-    Raises:
-        InvalidOperandError: names an input that is not declared, or the path of a cycle.
-    """
-    for reader, node in declared.items():
-        for name in node.inputs:
+    """Every declared name after those of its inputs."""
+    for node, inputs in declared.values():
+        for name in inputs:
             if name not in declared:
                 raise InvalidOperandError(
-                    f"{_shown(reader, node)} reads {name!r}, which is not declared: declare it with .input, .constant "
+                    f"{node} reads {name!r}, which is not declared: declare it with .input, .constant "
                     "or .node, or give the step its kind"
                 )
     try:

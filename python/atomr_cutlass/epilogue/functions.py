@@ -294,38 +294,18 @@ METHODS: Final[Mapping[str, Callable[..., Value]]] = {
 """Methods of tensors and arrays by name."""
 
 
-def torch_function(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
-    """Applies a function of PyTorch to these arguments."""
-    name = str(getattr(function, "__name__", function))
-    return _call(TORCH, name, f"torch's {name}", args, kwargs)
-
-
-def numpy_function(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
-    """Applies a function of NumPy to these arguments."""
-    return _call(NUMPY, function.__name__, f"numpy.{function.__name__}", args, kwargs)
-
-
-def numpy_ufunc(ufunc: Any, how: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
-    """Applies a method of a universal function of NumPy, mostly `__call__`, to these arguments."""
-    if how != "__call__":
-        raise refusal(f"numpy.{ufunc.__name__}.{how} of a traced value", _cure(how))
-    return numpy_function(ufunc, args, kwargs)
-
-
 def method(value: Value, name: str) -> Callable[..., Value]:
     """A value's method, refused where it has none of this name."""
     if name not in METHODS:
         raise refusal(f".{name} of a traced value", _cure(name))
 
-    def call(*args: Any, **kwargs: Any) -> Value:
-        return _call(METHODS, name, f".{name}()", (value, *args), kwargs)
-
-    return call
+    return lambda *args, **kwargs: call(METHODS, name, f".{name}()", (value, *args), kwargs)
 
 
-def _call(
+def call(
     table: Mapping[str, Callable[..., Value]], name: str, shown: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Value:
+    """Applies a function or method of a table, which messages call `shown`, to these arguments."""
     function = table.get(name)
     if function is None:
         raise refusal(f"{shown} of a traced value", _cure(name))
@@ -345,6 +325,7 @@ def _signature(function: Callable[..., Value]) -> inspect.Signature:
 
 
 def _cure(name: str) -> str:
+    name = name.rpartition(".")[2]  # of NumPy's `add.reduce`, the method
     if name in _REDUCTIONS:
         return (
             "return a reduction beside the result: row_sum, column_sum, total_sum, or those of max and amax, of "

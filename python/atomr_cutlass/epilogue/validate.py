@@ -1,9 +1,8 @@
-"""Epilogue validation at first use: one small problem, compared with the reference.
+"""Epilogue validation: a tree that is compiled wrongly gives plausible numbers, so kernels are checked at first use.
 
-A tree that is compiled wrongly gives plausible numbers. So the kernel that is about to serve a tree for the first time
-on an architecture computes a problem of a few tiles, and what it writes is compared with the reference's evaluation of
-the same tree. What was found is kept in the validation cache, beside the compiled kernels: the next process does not
-look again.
+The kernel that is about to serve a tree for the first time on an architecture computes a problem of a few tiles, and
+what it writes is compared with the reference. What was found is kept in the validation cache, beside the compiled
+kernels: the next process does not look again.
 """
 
 from __future__ import annotations
@@ -34,13 +33,6 @@ _known: dict[str, str] = {}
 _locks = KeyedLocks()
 
 
-def _enabled() -> bool:
-    wanted = os.environ.get(VARIABLE) or "on"
-    if wanted not in ("on", "off"):
-        raise InvalidOperandError(f"{VARIABLE} is {wanted!r}; valid: on, off")
-    return wanted == "on"
-
-
 def require(
     candidate: Candidate[Any],
     epilogue: str,
@@ -66,8 +58,10 @@ def require(
     Returns:
         False where the kernel is yet to be checked: such a plan must not be kept.
     """
-    key = candidate.key
-    if key.scale_type or not _enabled():
+    key, wanted = candidate.key, os.environ.get(VARIABLE) or "on"
+    if wanted not in ("on", "off"):
+        raise InvalidOperandError(f"{VARIABLE} is {wanted!r}; valid: on, off")
+    if key.scale_type or wanted == "off":
         return True
     code = kernels.image_digest(key, device) if candidate.info is None else candidate.info.content
     asked = epilogue if is_common(key.epilogue) else key.epilogue

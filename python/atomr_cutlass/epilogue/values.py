@@ -199,19 +199,21 @@ class Value:
     def __torch_function__(
         cls, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Value:
-        from .functions import torch_function
+        from .functions import TORCH, call
 
-        return torch_function(func, args, kwargs or {})
+        name = str(getattr(func, "__name__", func))
+        return call(TORCH, name, f"torch's {name}", args, kwargs or {})
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Value:
-        from .functions import numpy_ufunc
+        from .functions import NUMPY, call
 
-        return numpy_ufunc(ufunc, method, inputs, kwargs)
+        name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+        return call(NUMPY, name, f"numpy.{name}", inputs, kwargs)
 
     def __array_function__(self, func: Any, types: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
-        from .functions import numpy_function
+        from .functions import NUMPY, call
 
-        return numpy_function(func, args, kwargs)
+        return call(NUMPY, func.__name__, f"numpy.{func.__name__}", args, kwargs)
 
 
 @dataclass(frozen=True, eq=False)

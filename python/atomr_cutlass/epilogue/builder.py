@@ -352,10 +352,7 @@ def _merged(declared: Output, stored: Output, node: str) -> tuple[Output, str]:
 
 
 def _number(label: str, x: object) -> float:
-    try:
-        return finite(x)
-    except ValueError as error:
-        raise InvalidOperandError(f"{label} is {error}; expected a finite number") from None
+    return finite(x, lambda given: InvalidOperandError(f"{label} is {given}; expected a finite number"))
 
 
 def _ordered(declared: Mapping[str, _Declared]) -> list[str]:

@@ -302,10 +302,9 @@ def _listed(names: Iterable[str]) -> str:
 def _parameter(name: str, operand: Operand | float) -> Node:
     if isinstance(operand, Operand):
         return input_node(name, operand.kind, operand.dtype)
-    try:
-        return Node("constant", (), (finite(operand),), name)
-    except ValueError as error:
-        raise InvalidOperandError(f"operand {name!r} is {error}; expected an Operand or a finite number") from None
+    expected = "expected an Operand or a finite number"
+    number = finite(operand, lambda given: InvalidOperandError(f"operand {name!r} is {given}; {expected}"))
+    return Node("constant", (), (number,), name)
 
 
 def _results(returned: object, title: str) -> tuple[str, dict[str, Any]]:

@@ -17,8 +17,8 @@ import numpy as np
 
 from ..arrays.numerics import from_numpy_dtype
 from ..arrays.views import BYTE
-from ..checks import shown
-from ..errors import InvalidOperandError, UnsupportedError
+from ..checks import NUMBERS, shown
+from ..errors import CutlassError, InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import Node
 
@@ -50,18 +50,18 @@ def refusal(problem: str, cure: str) -> UnsupportedError:
     return UnsupportedError(f"{location()}: {problem}: {cure}")
 
 
-def finite(x: object) -> float:
-    """A number as trees hold it; the ValueError for what is none, NaN or infinite says what it is."""
+def finite(x: object, error: Callable[[str], CutlassError]) -> float:
+    """A number as trees hold it; of what is none, NaN or infinite, `error` is given what it is."""
     if isinstance(x, np.ndarray) and x.ndim == 0:  # NumPy makes such arrays of its numbers before it compares them
         x = x[()]
-    if isinstance(x, bool) or not isinstance(x, (int, float, np.integer, np.floating)):
-        raise ValueError(f"a {type(x).__name__}")  # noqa: TRY004 - callers word it as an error of their own
+    if isinstance(x, bool) or not isinstance(x, NUMBERS):
+        raise error(f"a {type(x).__name__}")
     try:
         value = float(x)
     except OverflowError:
         value = math.inf
     if not math.isfinite(value):
-        raise ValueError(f"{x!r}" if isinstance(x, float) else "out of a double's range")
+        raise error(f"{x!r}" if isinstance(x, float) else "out of a double's range")
     return value
 
 
@@ -240,20 +240,14 @@ def number(x: object, label: str) -> float:
     """A number that is part of an operation; a parameter that was given as a number is one too."""
     if isinstance(x, Value) and x.node.op == "constant":
         return float(x.node.attributes[0])
-    try:
-        return finite(x)
-    except ValueError as error:
-        raise refusal(f"{label} is {error}", "give a finite number") from None
+    return finite(x, lambda given: refusal(f"{label} is {given}", "give a finite number"))
 
 
 def _constant(x: object, op: str) -> Node:
     if isinstance(x, Stored):
         raise refusal(f"{op} of a {x.reduction or x.kind}, which is there once all is computed", "only return it")
-    try:
-        return Node("constant", (), (finite(x),))
-    except ValueError as error:
-        cure = _AS_OPERAND if getattr(x, "shape", ()) else "give a traced value or a finite number"
-        raise refusal(f"{op} of {error}", cure) from None
+    cure = _AS_OPERAND if getattr(x, "shape", ()) else "give a traced value or a finite number"
+    return Node("constant", (), (finite(x, lambda given: refusal(f"{op} of {given}", cure)),))
 
 
 def _refuse(kind: type, names: str, problem: str, cure: str) -> None:

@@ -120,23 +120,15 @@ def evaluate(
     any computation (constants, numbers of operations, f64 and i32 operands) is rounded to float32 here as well,
     except where D is f64: such kernels compute in double. `tolerances` says how far a kernel may be.
 
-    Args:
-        tree: the tree.
-        acc: (..., M, N), the accumulator from which the tree starts.
-        operands: the tree's inputs by name, of their element types. A scalar has one element; a row is (N,) or
-            (..., 1, N); a column (M,) or (..., M, 1); a matrix (..., M, N); a mask uint8 (..., M, ceil(N / 8)), with
-            eight columns to a byte, the first in the lowest bit. Batch dimensions broadcast to acc's.
-        out_dtype: the element type of D.
-        scale_d: multiplies D alone.
+    The tree starts from the accumulator `acc` (..., M, N). Operands are its inputs by name, of their element types: a
+    scalar has one element; a row is (N,) or (..., 1, N); a column (M,) or (..., M, 1); a matrix (..., M, N); a mask
+    uint8 (..., M, ceil(N / 8)), with eight columns to a byte, the first in the lowest bit. Batch dimensions broadcast
+    to acc's. `out_dtype` is that of D, which alone `scale_d` multiplies.
 
     Returns:
         New arrays by name; D is `out`, of acc's shape. Stored matrices and masks are like matrix operands; a mask's
         bit is 1 where the value is not 0 (so for NaN), its padding 0. A row is the reduction of all rows (..., N), a
         column (..., M), a scalar (1,) of everything; without elements sum and amax are 0, max is -inf.
-
-    Raises:
-        InvalidOperandError: acc or an operand has a wrong shape or dtype, is missing, or is none of the tree's; or
-            out_dtype is not the one that the tree decides.
     """
     values = values_of(tree, acc, operands, double=computes_in_double(tree, out_dtype))
     with np.errstate(all="ignore"):

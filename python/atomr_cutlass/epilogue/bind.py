@@ -131,23 +131,19 @@ def bind(
     for output in written:
         refuse_jax_out(arrays[output.name], output.name)
         result.check_output(output, views[output.name])
-    check_devices(_labelled(result, {**product, **views}))
+    check_devices(result.labelled({**product, **views}))
     result.check_apart(tree, product, views)
     outputs = {output.name: views[output.name] for output in written}
     own = {output.name: arrays[output.name] for output in written}
     if RESULT in product:
-        outputs |= result.labelled(RESULT, product[RESULT])
+        outputs |= result.labelled({RESULT: product[RESULT]})
         own[RESULT] = call.out
     if tree.result_dtype not in (None, out_dtype) and (call.options.out_dtype or RESULT in product or own_c):
         raise InvalidOperandError(
             f"the epilogue casts D to {tree.result_dtype.value}; out, out_dtype or c say {out_dtype.value}"
         )
-    inputs = _labelled(result, {operand.name: views[operand.name] for operand in tree.inputs})
+    inputs = result.labelled({operand.name: views[operand.name] for operand in tree.inputs})
     return BoundEpilogue(traced, result, tree.result_dtype or out_dtype, inputs, outputs, own)
-
-
-def _labelled(result: Result, views: Mapping[str, Any]) -> dict[str, _core.Operand]:
-    return {label: view for name, some in views.items() for label, view in result.labelled(name, some).items()}
 
 
 def _traced(

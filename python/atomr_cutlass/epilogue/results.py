@@ -40,9 +40,9 @@ class MatrixResult:
         """Its extents as the tree sees them."""
         return self.shape
 
-    def labelled(self, name: str, view: _core.Operand) -> dict[str, _core.Operand]:
-        """The views of an operand by label, which is the name of each."""
-        return {name: view}
+    def labelled(self, views: Mapping[str, _core.Operand]) -> dict[str, _core.Operand]:
+        """The views of operands by label, which is the name of each array."""
+        return dict(views)
 
     def view(self, array: Any, name: str) -> _core.Operand:
         """The view of an operand's array; InvalidOperandError for what is none."""
@@ -242,15 +242,15 @@ class GroupedResult:
             raise InvalidOperandError(f"{name} has {len(array)} members; a has {self.number}")
         return tuple(operands.as_operand(member, f"{name}[{index}]") for index, member in enumerate(array))
 
-    def labelled(self, name: str, views: Views) -> dict[str, _core.Operand]:
-        return {self.label(name, index): view for index, view in enumerate(views)}
+    def labelled(self, views: Mapping[str, Views]) -> dict[str, _core.Operand]:
+        return {self.label(name, index): view for name, some in views.items() for index, view in enumerate(some)}
 
     def label(self, name: str, index: int) -> str:
         """The name of an operand's array."""
         return f"{name}[{index}]" if name in self.lists else name
 
     def bias_type(self, views: Views) -> CutlassDtype:
-        labelled = self.labelled("bias", views)
+        labelled = self.labelled({"bias": views})
         dtype = common_dtype(labelled)
         if dtype in INTEGER_DTYPES:
             raise InvalidOperandError(f"{next(iter(labelled))} is {dtype.value}; expected a floating dtype")

@@ -136,7 +136,7 @@ def forms_of(
     result: GroupedResult, form: str, extents: list[tuple[int, int, int]], views: Mapping[str, Views]
 ) -> dict[str, str]:
     """The forms of the scales that are arrays, by name; see `scale_forms`."""
-    scales = {name: result.labelled(name, views[name]) for name in ("scale_a", "scale_b") if name in views}
+    scales = {name: result.labelled({name: views[name]}) for name in ("scale_a", "scale_b") if name in views}
     for label, view in (pair for arrays in scales.values() for pair in arrays.items()):
         dtype = operands.dtype_of(view, label)
         if dtype is not CutlassDtype.F32:

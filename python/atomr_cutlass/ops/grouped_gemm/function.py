@@ -307,16 +307,16 @@ def _parse(call: Call) -> Invocation:
     lists = {name for name, array in {**arrays, **call.others, RESULT: call.out}.items() if is_list(array)}
     views, form, over, extents = groups_of({name: array for name, array in given.items() if array is not None}, lists)
     listed, shapes = over.listed, over.members
-    every = {label: view for name, of in views.items() for label, view in over.labelled(name, of).items()}
+    every = over.labelled(views)
     for label, view in every.items():
         check_extents(view.shape, label)
     check_devices(every)
     for name in ("c", RESULT):
-        for (label, view), shape in zip(over.labelled(name, views.get(name, ())).items(), shapes, strict=False):
+        for (label, view), shape in zip(over.labelled({name: views.get(name, ())}).items(), shapes, strict=False):
             if view.shape != shape:
                 raise InvalidOperandError(f"{label} has shape {view.shape}; expected {shape}")
     divided = None if listed else divided_by(views, over.number, form)
-    dtype, other = (common_dtype(over.labelled(name, views[name])) for name in "ab")
+    dtype, other = (common_dtype(over.labelled({name: views[name]})) for name in "ab")
     if dtype is not other and not {dtype, other} <= set(FP8_TYPES):
         raise InvalidOperandError(
             f"a is {dtype.value} and b is {other.value}: both must have one dtype, but for two of fp8"
@@ -336,7 +336,7 @@ def _parse(call: Call) -> Invocation:
         arrange=functools.partial(_arranged, traced, tuple(over.shapes)) if listed else traced.arranger,
         form=form,
         extents=extents,
-        labels={name: tuple(over.labelled(name, views[name])) for name in _PRODUCT if name in views},
+        labels={name: tuple(over.labelled({name: views[name]})) for name in _PRODUCT if name in views},
         divided=divided,
         result=epilogue.dtype,
         math=math_mode(dtype, None, fast_accum=options.fast_accum),

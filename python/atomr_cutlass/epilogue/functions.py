@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.ops import LEAKY_SLOPE, OPS
@@ -27,22 +27,11 @@ __all__ = [
 Operable: TypeAlias = Value | float
 
 
-class _Unary(Protocol):
-    def __call__(self, x: Operable) -> Value: ...
-
-
-class _Binary(Protocol):
-    def __call__(self, x: Operable, y: Operable) -> Value: ...
-
-
-class _Gradient(Protocol):
-    def __call__(self, dy: Operable, x: Operable) -> Value: ...
-
-
 class _Stored(Protocol):
     def __call__(self, x: Value) -> Stored: ...
 
 
+_P = ParamSpec("_P")
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., object])
 
 
@@ -52,27 +41,15 @@ def _named(function: _FunctionT, name: str, doc: str) -> _FunctionT:
     return function
 
 
-def _unary(op: str, doc: str) -> _Unary:
-    def call(x: Operable) -> Value:
-        return apply(op, x)
+def _like(function: Callable[_P, Value], op: str, doc: str) -> Callable[_P, Value]:
+    """An operation with the parameters of another one."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> Value:
+        return apply(op, *signature.bind(*args, **kwargs).args)
 
     return _named(call, op, doc)
-
-
-def _binary(op: str, doc: str) -> _Binary:
-    def call(x: Operable, y: Operable) -> Value:
-        return apply(op, x, y)
-
-    return _named(call, op, doc)
-
-
-def _gradient(activation: str, doc: str = "its derivative at x, times dy") -> _Gradient:
-    op = f"d_{activation}"
-
-    def call(dy: Operable, x: Operable) -> Value:
-        return apply(op, dy, x)
-
-    return _named(call, op, f"The gradient of {activation}: {doc}.")
 
 
 def _stored(name: str, kind: str, reduction: str, doc: str) -> _Stored:
@@ -88,28 +65,41 @@ def _stored(name: str, kind: str, reduction: str, doc: str) -> _Stored:
 # Operations on values
 # ----------------------------------------------------------------------------------------------------------------------
 
-relu = _unary("relu", "0 where x < 0, else x.")
-gelu = _unary("gelu", "Gelu with erf: x times the normal distribution's function at x.")
-gelu_tanh = _unary("gelu_tanh", "Gelu approximated with tanh and 0.044715.")
-silu = _unary("silu", "The product x * sigmoid(x).")
-sigmoid = _unary("sigmoid", "1 / (1 + exp(-x)).")
-tanh = _unary("tanh", "The hyperbolic tangent.")
-hardswish = _unary("hardswish", "The product x * clamp(x + 3, 0, 6) / 6.")
-exp = _unary("exp", "The exponential function.")
-log = _unary("log", "The natural logarithm; NaN below 0.")
-sqrt = _unary("sqrt", "The square root; NaN below 0.")
-rsqrt = _unary("rsqrt", "1 / sqrt(x).")
-reciprocal = _unary("reciprocal", "1 / x.")
-square = _unary("square", "The product x * x.")
-absolute = _unary("absolute", "|x|.")
-maximum = _binary("maximum", "The larger one; NaN where either is.")
-minimum = _binary("minimum", "The smaller one; NaN where either is.")
-d_relu = _gradient("relu", "dy where x > 0, else 0")
-d_gelu = _gradient("gelu")
-d_gelu_tanh = _gradient("gelu_tanh")
-d_silu = _gradient("silu")
-d_sigmoid = _gradient("sigmoid")
-d_tanh = _gradient("tanh")
+
+def relu(x: Operable) -> Value:
+    """0 where x < 0, else x."""
+    return apply("relu", x)
+
+
+def maximum(x: Operable, y: Operable) -> Value:
+    """The larger one; NaN where either is."""
+    return apply("maximum", x, y)
+
+
+def d_relu(dy: Operable, x: Operable) -> Value:
+    """The gradient of relu: dy where x > 0, else 0."""
+    return apply("d_relu", dy, x)
+
+
+gelu = _like(relu, "gelu", "Gelu with erf: x times the normal distribution's function at x.")
+gelu_tanh = _like(relu, "gelu_tanh", "Gelu approximated with tanh and 0.044715.")
+silu = _like(relu, "silu", "The product x * sigmoid(x).")
+sigmoid = _like(relu, "sigmoid", "1 / (1 + exp(-x)).")
+tanh = _like(relu, "tanh", "The hyperbolic tangent.")
+hardswish = _like(relu, "hardswish", "The product x * clamp(x + 3, 0, 6) / 6.")
+exp = _like(relu, "exp", "The exponential function.")
+log = _like(relu, "log", "The natural logarithm; NaN below 0.")
+sqrt = _like(relu, "sqrt", "The square root; NaN below 0.")
+rsqrt = _like(relu, "rsqrt", "1 / sqrt(x).")
+reciprocal = _like(relu, "reciprocal", "1 / x.")
+square = _like(relu, "square", "The product x * x.")
+absolute = _like(relu, "absolute", "|x|.")
+minimum = _like(maximum, "minimum", "The smaller one; NaN where either is.")
+d_gelu = _like(d_relu, "d_gelu", "The gradient of gelu: its derivative at x, times dy.")
+d_gelu_tanh = _like(d_relu, "d_gelu_tanh", "The gradient of gelu_tanh: its derivative at x, times dy.")
+d_silu = _like(d_relu, "d_silu", "The gradient of silu: its derivative at x, times dy.")
+d_sigmoid = _like(d_relu, "d_sigmoid", "The gradient of sigmoid: its derivative at x, times dy.")
+d_tanh = _like(d_relu, "d_tanh", "The gradient of tanh: its derivative at x, times dy.")
 
 
 def leaky_relu(x: Operable, slope: Operable = LEAKY_SLOPE) -> Value:

@@ -35,7 +35,7 @@ from harness import difference as apart
 import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.epilogue import EpilogueVisitorTree, EvtBuilder
-from atomr_cutlass.epilogue import bound as fused
+from atomr_cutlass.epilogue.results import MatrixResult
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.epilogue.tree import COLUMN, MASK, MATRIX, ROW, SCALAR, Input
 from atomr_cutlass.ops.gemm.plans import make
@@ -251,7 +251,9 @@ def operands_of(case: Case) -> Operands:
         scales,
         {operand.name: filled(operand, case) for operand in tree.inputs},
         {
-            output.name: torch.empty(fused.array_shape(output, shape), dtype=torch_dtype(output.dtype), device="cuda")
+            output.name: torch.empty(
+                MatrixResult(shape).array_shape(output), dtype=torch_dtype(output.dtype), device="cuda"
+            )
             for output in tree.outputs
         },
         torch.empty(shape, dtype=torch_dtype(result), device="cuda"),
@@ -316,7 +318,7 @@ def plan_of(case: Case, arrays: Operands) -> Plan:
         forms = scale_forms(problem, *specs)
         scales = Scales(*(Scale(spec.shape, spec.strides, form) for spec, form in zip(specs, forms, strict=True)))
     views = {name: operands.as_operand(array) for name, array in {**arrays.inputs, **arrays.outputs}.items()}
-    return make(problem, scales, fused.fusion_of(case.tree, views), like=arrays.a)
+    return make(problem, scales, MatrixResult(problem.d.shape).fusion(case.tree, views), like=arrays.a)
 
 
 def compile_ahead(cases: Sequence[Case], device: devices.Device, jobs: int, mode: str | None) -> None:

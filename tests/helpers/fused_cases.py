@@ -18,7 +18,7 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import _core
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.epilogue import EpilogueVisitorTree, EvtBuilder, validate
-from atomr_cutlass.epilogue.bound import fusion_of
+from atomr_cutlass.epilogue.results import MatrixResult
 from atomr_cutlass.generator.epilogue.common import bias_and_activation, quantize
 from atomr_cutlass.generator.epilogue.lower import COMMON, LINEAR, SCALED_COMMON, epilogue_id, swapped, with_source
 from atomr_cutlass.generator.key import KernelKey
@@ -213,7 +213,8 @@ def case_factors_are_loaded_as_scales() -> None:
     columns = laid_out((20,), (2,), np.float32)
     tree = EvtBuilder().binary("multiply", "columns", "row").build()
     a, b, d = (MatrixSpec(shape, (shape[1], 1), D.F32) for shape in ((12, 8), (8, 20), (12, 20)))
-    problem, fusion = GemmProblem(a, b, None, d, "tf32", 0), fusion_of(tree, {"columns": operand(columns)})
+    problem = GemmProblem(a, b, None, d, "tf32", 0)
+    fusion = MatrixResult(d.shape).fusion(tree, {"columns": operand(columns)})
     refused(ac.KernelNotFoundError, "in no preset", lambda: plans.make(problem, fusion=fusion, backend="prebuilt"))
 
 

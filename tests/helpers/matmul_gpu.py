@@ -18,7 +18,7 @@ from atomr_cutlass import MatmulEpilogue as E
 from atomr_cutlass import MatmulRequest, ScaleSet, _core, matmul
 from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.epilogue import EpilogueVisitorTree
-from atomr_cutlass.epilogue.bound import fusion_of
+from atomr_cutlass.epilogue.results import MatrixResult
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
@@ -119,8 +119,9 @@ def _keys_of(request: MatmulRequest, device: Device) -> list[KernelKey]:
     views = call.inputs | {name: result.view for name, result in call.results.items()}
 
     def key(views: dict[str, _core.Operand], tree: EpilogueVisitorTree | None) -> KernelKey:
-        fusion = None if tree is None else fusion_of(tree, views)
-        problems = scaled.rewritten(*function.product_of(views, call.math, tree), fusion)
+        problem, scales = function.product_of(views, call.math, tree)
+        fusion = None if tree is None else MatrixResult(problem.d.shape).fusion(tree, views)
+        problems = scaled.rewritten(problem, scales, fusion)
         return select.choose(GemmSearch(problems, device)).key
 
     keys = [key(views, call.tree)]

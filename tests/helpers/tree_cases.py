@@ -21,6 +21,7 @@ from atomr_cutlass.arrays.numerics import FloatArray
 from atomr_cutlass.arrays.operands import BYTE
 from atomr_cutlass.epilogue import bound as fused
 from atomr_cutlass.epilogue.bound import Fusion, TreeArray
+from atomr_cutlass.epilogue.results import MatrixResult
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.common import bias_and_activation
@@ -334,7 +335,8 @@ def _random_case(seed: int, a: D, precision: str | None, d: D, setup: _Setup, ar
         operand.name: _input_layout(operand.kind, shapes[operand.name], operand.dtype, setup, d, dice)
         for operand in tree.inputs
     }
-    outputs = {output.name: _output_layout(output, fused.array_shape(output, shape), dice) for output in tree.outputs}
+    result = MatrixResult(shape)
+    outputs = {output.name: _output_layout(output, result.array_shape(output), dice) for output in tree.outputs}
     kind = f"{a.value}{f'-{precision}' if precision else ''}-{d.value}"
     extents = "x".join(map(str, (*shape, setup.k)))
     return Case(
@@ -506,7 +508,7 @@ def _traced(
         n,
         k,
         operands,
-        {output.name: Layout(fused.array_shape(output, (m, n)), output.dtype) for output in traced.tree.outputs},
+        {output.name: Layout(MatrixResult((m, n)).array_shape(output), output.dtype) for output in traced.tree.outputs},
         function=function,
         names=traced.names,
         precision=precision,

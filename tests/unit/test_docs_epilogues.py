@@ -136,11 +136,11 @@ def assert_served(arch: SmArch, **call: Any) -> None:
     epilogue = bound(tree, call, MatrixResult(shape), views, d, options)
     written = {
         one.name: operands.as_operand(
-            np.empty(fused.array_shape(one, shape), numpy_dtype(one.dtype) if one.dtype else np.uint8)
+            np.empty(epilogue.result.array_shape(one), numpy_dtype(one.dtype) if one.dtype else np.uint8)
         )
         for one in epilogue.tree.outputs
     }
-    fusion = fused.fusion_of(epilogue.tree, {**epilogue.inputs, **written})
+    fusion = epilogue.fusion({**epilogue.inputs, **written})
 
     def spec(view: Any) -> MatrixSpec:
         # As a framework allocates it.

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .. import _core
 from ..arrays.views import BYTE
 from ..errors import UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.common import form_of, wider
 from ..generator.epilogue.lower import SOURCE, epilogue_id, is_common, operand_kinds, split, with_source
-from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, ROW, SCALAR, EpilogueVisitorTree, Input, Output
+from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, ROW, SCALAR, EpilogueVisitorTree
 from ..generator.key import KernelKey
 from ..pipeline.plan import Address, Steps, moved
 from ..pipeline.problem import GemmProblem, MatrixSpec, is_dense
@@ -108,39 +107,6 @@ class GroupedFusion:
 
     tree: EpilogueVisitorTree
     inputs: tuple[GroupOperand, ...] = ()
-
-
-def fusion_of(
-    tree: EpilogueVisitorTree,
-    arrays: Mapping[str, _core.Operand | MatrixSpec],
-    placed: Callable[[str, Shape, Shape, str], tuple[Shape, Shape, Layout | None]] | None = None,
-) -> Fusion:
-    """A tree with the arrays of all its inputs and outputs, by name.
-
-    `placed` makes of an array's name, extents, strides and reduction the extents and strides that the tree sees, and
-    TreeArray's `slot`; without it the tree sees all arrays as they are.
-    """
-
-    def array(operand: Input | Output, reduction: str = "") -> TreeArray:
-        given = arrays[operand.name]
-        shape, strides, slot = given.shape, given.strides, None
-        if placed is not None:
-            shape, strides, slot = placed(operand.name, shape, strides, reduction)
-        dtype = operand.dtype or CutlassDtype.I8
-        return TreeArray(operand.name, operand.kind, shape, strides, dtype, reduction, given.alignment, slot)
-
-    outputs = tuple(array(output, output.reduction) for output in tree.outputs)
-    return Fusion(tree, tuple(map(array, tree.inputs)), outputs)
-
-
-def array_shape(operand: Input | Output, shape: Shape) -> Shape:
-    """The extents of the array for an operand of a tree over a result of this shape (..., M, N)."""
-    *batches, m, n = shape
-    if operand.kind == MASK:
-        return (*batches, m, -(-n // 8))
-    reduced: dict[str, Shape] = {SCALAR: (1,), ROW: (*batches, n), COLUMN: (*batches, m)}
-    read: dict[str, Shape] = {SCALAR: (1,), ROW: (n,), COLUMN: (m, 1)}
-    return (reduced if isinstance(operand, Output) else read).get(operand.kind, shape)
 
 
 def problem_of(problem: GemmProblem, fusion: Fusion, base: str) -> list[GemmProblem]:

@@ -16,11 +16,11 @@ from ..arrays.operands import BYTE
 from ..errors import InvalidOperandError, UnsupportedError, require
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.lower import LINEAR, epilogue_id
-from ..generator.epilogue.tree import MASK, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree, Input, Output
+from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree, Input, Output
 from ..generator.rules import supports_grouped_tree, supports_tree
 from ..pipeline.operand_table import spec_of
 from ..pipeline.problem import MatrixSpec, row_major
-from .bound import Fusion, GroupedFusion, GroupOperand, Layout, Shape, array_shape, fusion_of
+from .bound import Fusion, GroupedFusion, GroupOperand, Layout, Shape, TreeArray
 from .trace import Operand, operand_of, readings
 
 Views = tuple[_core.Operand, ...]
@@ -54,7 +54,12 @@ class MatrixResult:
 
     def array_shape(self, operand: Input | Output) -> Shape:
         """The extents of the array for an operand."""
-        return array_shape(operand, self.shape)
+        *batches, m, n = self.matrix
+        if operand.kind == MASK:
+            return (*batches, m, -(-n // 8))
+        reduced: dict[str, Shape] = {SCALAR: (1,), ROW: (*batches, n), COLUMN: (*batches, m)}
+        read: dict[str, Shape] = {SCALAR: (1,), ROW: (n,), COLUMN: (m, 1)}
+        return (reduced if isinstance(operand, Output) else read).get(operand.kind, self.matrix)
 
     def bias_type(self, view: _core.Operand) -> CutlassDtype:
         """The element type of a bias."""
@@ -74,7 +79,7 @@ class MatrixResult:
         shape, _ = self.as_matrix(name, view.shape, view.strides)
         _check_type(operand, view, name)
         *batches, m, n = self.matrix
-        inner = array_shape(operand, (m, n))
+        inner = MatrixResult((m, n)).array_shape(operand)
         if kind == SCALAR:
             fits = math.prod(shape) == 1
         else:
@@ -111,7 +116,15 @@ class MatrixResult:
 
     def fusion(self, tree: EpilogueVisitorTree, arrays: Mapping[str, _core.Operand | MatrixSpec]) -> Fusion:
         """A tree with the arrays of a launch: all its inputs and outputs, by name."""
-        return fusion_of(tree, arrays, self._placed)
+
+        def array(operand: Input | Output, reduction: str = "") -> TreeArray:
+            given = arrays[operand.name]
+            shape, strides, slot = self._placed(operand.name, given.shape, given.strides, reduction)
+            dtype = operand.dtype or CutlassDtype.I8
+            return TreeArray(operand.name, operand.kind, shape, strides, dtype, reduction, given.alignment, slot)
+
+        outputs = tuple(array(output, output.reduction) for output in tree.outputs)
+        return Fusion(tree, tuple(map(array, tree.inputs)), outputs)
 
     def dense(self, tree: EpilogueVisitorTree, d: MatrixSpec) -> Fusion:
         """A tree with dense arrays: matrices lie as the result `d`, which is dense too, and all else is row-major.
@@ -127,7 +140,7 @@ class MatrixResult:
         return self.fusion(tree, {operand.name: array(operand) for operand in every})
 
     def _placed(self, name: str, shape: Shape, strides: Shape, reduction: str) -> tuple[Shape, Shape, Layout | None]:
-        """An array as the tree sees it, and how the arrays in calls lie where that is another way; see `fusion_of`."""
+        """Extents and strides of an array as the tree sees it, and those in calls where they are others."""
         return shape, strides, None
 
 
@@ -177,7 +190,7 @@ class ImageResult(MatrixResult):
 
     def array_shape(self, operand: Input | Output) -> Shape:
         """The extents of the array for an operand; a column's are (N, P, Q, 1), of a reduction (N, P, Q)."""
-        shape = array_shape(operand, self.matrix)
+        shape = super().array_shape(operand)
         return shape if operand.kind in (SCALAR, ROW) else (*self.shape[:-1], *shape[1:])
 
     def check_input(self, operand: Input, view: _core.Operand) -> None:

@@ -132,14 +132,7 @@ Operator = Callable[["Value", object], "Value"]
 
 def _operators(op: str) -> tuple[Operator, Operator]:
     """The operator of a binary operation, and the one that Python calls where the value is the second operand."""
-
-    def of_first(value: Value, other: object) -> Value:
-        return apply(op, value, other)
-
-    def of_second(value: Value, other: object) -> Value:
-        return apply(op, other, value)
-
-    return of_first, of_second
+    return lambda value, other: apply(op, value, other), lambda value, other: apply(op, other, value)
 
 
 class Value:

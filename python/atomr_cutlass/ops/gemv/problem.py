@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from ...epilogue.bound import Layout, array_shape
+from ...epilogue.bound import Layout
 from ...epilogue.results import MatrixResult
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
@@ -96,7 +96,7 @@ class VectorResult(MatrixResult):
 
     def array_shape(self, operand: Input | Output) -> Shape:
         """The extents of the array for an operand: matrices and masks have the result's batches."""
-        shape = array_shape(operand, self.matrix)
+        shape = super().array_shape(operand)
         return shape if len(shape) == 1 or (isinstance(operand, Output) and operand.reduction) else _vector(shape)
 
     def _placed(self, name: str, shape: Shape, strides: Shape, reduction: str) -> tuple[Shape, Shape, Layout | None]:

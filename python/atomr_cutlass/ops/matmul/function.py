@@ -17,7 +17,7 @@ from ...arrays.operands import BYTE, CUDA
 from ...arrays.symbols import refuse, shape_of
 from ...checks import expect
 from ...epilogue import EpilogueVisitorTree
-from ...epilogue.bound import fusion_of
+from ...epilogue.results import MatrixResult
 from ...errors import InvalidOperandError, KernelNotFoundError, UnsupportedError, require
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
@@ -175,7 +175,8 @@ class _Matmul(Product):
         if scalars:
             how |= {"alpha": scalars[0], "beta": scalars[1], "of_call": True}
         try:
-            return make(problem, scales, None if tree is None else fusion_of(tree, views), **how)
+            fusion = None if tree is None else MatrixResult(problem.d.shape).fusion(tree, views)
+            return make(problem, scales, fusion, **how)
         except (UnsupportedError, KernelNotFoundError) as error:
             raise type(error)(
                 f"{error} (a matmul is put as D^T = op(B)^T op(A)^T: what is called A there is op(B)^T, row-major with "

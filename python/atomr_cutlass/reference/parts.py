@@ -65,24 +65,21 @@ infinity, where its limit would be zero. Call them under `np.errstate(all="ignor
 """
 
 
-def add_terms(product: FloatArray, c: AnyArray | None, beta: float, bias: AnyArray | None) -> FloatArray:
-    """Adds beta * C and bias in place; C is not read when beta is 0."""
+def add_terms(
+    product: FloatArray, c: AnyArray | None, beta: float, bias: AnyArray | None, activation: str | None = None
+) -> FloatArray:
+    """act(product + beta * C + bias), of which the sum is in place; C is not read when beta is 0."""
     if c is not None and beta != 0.0:
         product += beta * to_float64(c)
     if bias is not None:
         product += to_float64(bias)
-    return product
+    return product if activation is None else ACTIVATIONS[activation](product)
 
 
 def add_magnitudes(product: FloatArray, c: AnyArray | None, beta: float, bias: AnyArray | None) -> FloatArray:
     """Adds |beta| |C| and |bias| in place; C does not count when beta is 0."""
     c, bias = (None if term is None else np.abs(to_float64(term)) for term in (c, bias))
     return add_terms(product, c, abs(beta), bias)
-
-
-def activated(values: FloatArray, activation: str | None) -> FloatArray:
-    """act(values), which must have been checked."""
-    return values if activation is None else ACTIVATIONS[activation](values)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

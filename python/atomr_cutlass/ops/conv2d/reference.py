@@ -88,8 +88,7 @@ def convolution(
             for scale in (scale_a, scale_b):
                 factor *= 1.0 if scale is None else float(scale)
             values += factor * _SUMS[op](to_float64(a), to_float64(b), geometry)
-        values = parts.add_terms(values, c, float(beta), bias)
-        return stored(parts.activated(values, activation), scale_d, out_dtype)
+        return stored(parts.add_terms(values, c, float(beta), bias, activation), scale_d, out_dtype)
 
 
 def absolute_convolution(

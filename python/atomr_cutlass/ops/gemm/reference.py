@@ -157,7 +157,7 @@ def _values(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms) -> F
         a, b = round_to_tf32(a), round_to_tf32(b)
     with np.errstate(all="ignore"):
         product = _product(to_float64(a), to_float64(b), shape, float(terms.alpha), first, second)
-        return parts.activated(parts.add_terms(product, c, float(terms.beta), terms.bias), terms.activation)
+        return parts.add_terms(product, c, float(terms.beta), terms.bias, terms.activation)
 
 
 def _product(

@@ -32,8 +32,11 @@ from .parts import ACTIVATIONS, broadcasts_to, element_type, erfc
 _sigmoid: Final = ACTIVATIONS["sigmoid"]
 
 
-def _number(truth: npt.NDArray[np.bool_]) -> FloatArray:
-    return truth.astype(np.float64)
+COMPARISONS: Final = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+
+
+def _number(compare: Callable[..., npt.NDArray[np.bool_]]) -> Callable[..., FloatArray]:
+    return lambda x, y: compare(x, y).astype(np.float64)
 
 
 def _select(mask: FloatArray, x: FloatArray, y: FloatArray) -> FloatArray:
@@ -70,28 +73,14 @@ def _sigmoid_slope(x: FloatArray) -> FloatArray:
 FUNCTIONS: Final[Mapping[str, Callable[..., FloatArray]]] = MappingProxyType(
     {
         **{name: ACTIVATIONS[name] for name in ACTIVATION_OPS},
+        **{name: getattr(np, name) for name in ("absolute", "exp", "log", "sqrt", "square")},
+        **{name: getattr(np, name) for name in ("add", "subtract", "multiply", "divide", "maximum", "minimum")},
+        **{name: _number(getattr(np, name)) for name in COMPARISONS},
         "negate": np.negative,
-        "absolute": np.abs,
-        "square": np.square,
-        "sqrt": np.sqrt,
         "rsqrt": lambda x: 1.0 / np.sqrt(x),
         "reciprocal": lambda x: 1.0 / x,
-        "exp": np.exp,
-        "log": np.log,
         "leaky_relu": lambda x, slope: np.where(x > 0.0, x, slope * x),
         "clamp": np.clip,
-        "add": np.add,
-        "subtract": np.subtract,
-        "multiply": np.multiply,
-        "divide": np.divide,
-        "maximum": np.maximum,
-        "minimum": np.minimum,
-        "equal": lambda x, y: _number(x == y),
-        "not_equal": lambda x, y: _number(x != y),
-        "less": lambda x, y: _number(x < y),
-        "less_equal": lambda x, y: _number(x <= y),
-        "greater": lambda x, y: _number(x > y),
-        "greater_equal": lambda x, y: _number(x >= y),
         "d_relu": lambda dy, x: np.where(x > 0.0, dy, 0.0),
         "d_gelu": lambda dy, x: dy * _gelu_slope(x),
         "d_gelu_tanh": lambda dy, x: dy * _gelu_tanh_slope(x),

@@ -21,9 +21,8 @@ from ..generator.epilogue.lower import is_narrow
 from ..generator.epilogue.ops import GRADIENT_OPS
 from ..generator.epilogue.tree import ACCUMULATOR, RESULT, EpilogueVisitorTree, Node, Output
 from .parts import broadcasts_to
-from .tree import apply, computes_in_double, evaluate, reduced, reduced_axes, values_of
+from .tree import COMPARISONS, apply, computes_in_double, evaluate, reduced, reduced_axes, values_of
 
-_COMPARISONS: Final = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
 _EXACT: Final = frozenset({"negate", "absolute", "maximum", "minimum", "relu", "clamp", "cast"})
 """Operations without a rounding of their own."""
 
@@ -279,7 +278,7 @@ def _error(
 ) -> FloatArray:
     """How far a kernel's value of a node may be from `value`."""
     op = node.op
-    if op in _COMPARISONS:
+    if op in COMPARISONS:
         x, y = inputs
         return _reaches(np.abs(x - y), errors[0] + errors[1]).astype(np.float64)
     if op == "select":

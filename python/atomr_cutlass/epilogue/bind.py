@@ -101,13 +101,9 @@ def bind(
 ) -> BoundEpilogue[ResultT]:
     """Binds the epilogue of a call, or its bias and activation as a tree, to the call's arrays, which it checks.
 
-    Args:
-        call: the arguments. Without a beta its `c` is an operand of the epilogue.
-        result: the result that the tree is computed over.
-        product: views of the product's operands, `c` only if it is one, and of `out` if there is one.
-        taken: names that the tree's operands cannot have, besides that `c`.
-        out_dtype: of D, unless the epilogue decides it.
-        acc: type of the accumulator.
+    Without a beta the call's `c` is an operand of the epilogue. `product` has the views of the product's operands, `c`
+    only if it is one, and of `out` if there is one; operands of the tree cannot have its name then, nor those that are
+    `taken`. D is of `out_dtype` unless the epilogue decides it.
     """
     given, epilogue, own_c = dict(call.others), call.epilogue, "c" in product
     if call.arrays["bias"] is not None:

@@ -98,9 +98,7 @@ class MatrixResult:
             raise InvalidOperandError(
                 f"{output.name} has shape {view.shape}; the epilogue writes {wanted}{self._order}"
             )
-        if _element(view, output.name) is not output.dtype:
-            name = "uint8" if output.dtype is None else output.dtype.value
-            raise InvalidOperandError(f"{output.name} has another dtype than the epilogue writes: {name}")
+        _check_type(output, view, output.name, "writes")
         check_writable(view, output.name)
 
     def check_apart(
@@ -368,8 +366,8 @@ def common_dtype(views: Mapping[str, _core.Operand]) -> CutlassDtype:
     return dtype
 
 
-def _check_type(operand: Input, view: _core.Operand, name: str) -> None:
+def _check_type(operand: Input | Output, view: _core.Operand, name: str, verb: str = "reads") -> None:
     if _element(view, name) is not operand.dtype:
         given = "uint8" if view.dtype == BYTE else operands.dtype_of(view, name).value
         wanted = "uint8, bits" if operand.dtype is None else operand.dtype.value
-        raise InvalidOperandError(f"{name} is {given}; the epilogue reads {wanted}")
+        raise InvalidOperandError(f"{name} is {given}; the epilogue {verb} {wanted}")

@@ -47,16 +47,10 @@ def require(
     another image, a row of the table another content, and they are checked again. Block-scaled kernels are not checked:
     their operands come quantized, which tests do.
 
-    Args:
-        candidate: the kernel.
-        epilogue: the problem's, which a kernel is told that computes several.
-        device: where it runs.
-        stream: where the plan will be launched first. The check works on streams of its own, which the capture of a
-            graph would not allow: while this one is captured, nothing but what is remembered is looked at.
-        in_background: whether the caller's streams, any of which may be captured, go on meanwhile: the same then.
-
-    Returns:
-        False where the kernel is yet to be checked: such a plan must not be kept.
+    The check works on streams of its own, which the capture of a graph would not allow: where `stream`, on which the
+    plan will be launched first, is captured, or the caller's streams go on meanwhile (`in_background`) and may be,
+    nothing but what is remembered is looked at. It is False where the kernel is yet to be checked: such a plan must
+    not be kept. `epilogue` is the problem's, which a kernel is told that computes several.
     """
     key, wanted = candidate.key, os.environ.get(VARIABLE) or "on"
     if wanted not in ("on", "off"):

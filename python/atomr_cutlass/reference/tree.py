@@ -31,7 +31,6 @@ from .parts import ACTIVATIONS, broadcasts_to, element_type, erfc
 
 _sigmoid: Final = ACTIVATIONS["sigmoid"]
 
-
 COMPARISONS: Final = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 
 

@@ -75,8 +75,6 @@ _NARROW_ACCURACY: Final = _ACCURACY | {
     "d_sigmoid": _Accuracy(4.0, 14.0),
     "d_tanh": _Accuracy(4.0, 14.0),
 }
-_NARROW_LIMITS: Final = frozenset({"gelu", "gelu_tanh"})
-"""Functions whose narrow forms have their limit at minus infinity, where the exact ones make NaN of a product."""
 
 
 class _Arithmetic(NamedTuple):
@@ -88,7 +86,7 @@ class _Arithmetic(NamedTuple):
         tiny: the smallest normal number: kernels may or may not flush smaller ones.
         faint: the error that functions may have where they vanish.
         whole: integers up to this one are represented.
-        narrow: whether activations have their narrow forms.
+        limits: functions with their limit at minus infinity, where the exact ones make NaN of a product: narrow forms.
     """
 
     double: bool
@@ -98,7 +96,7 @@ class _Arithmetic(NamedTuple):
     largest: float
     whole: float
     accuracy: Mapping[str, _Accuracy] = _ACCURACY
-    narrow: bool = False
+    limits: frozenset[str] = frozenset()
 
 
 _FLOAT: Final = _Arithmetic(
@@ -109,7 +107,7 @@ _FLOAT: Final = _Arithmetic(
     largest=finite_max(CutlassDtype.F32),
     whole=2.0**24,
 )
-_NARROW: Final = _FLOAT._replace(accuracy=_NARROW_ACCURACY, narrow=True)
+_NARROW: Final = _FLOAT._replace(accuracy=_NARROW_ACCURACY, limits=frozenset({"gelu", "gelu_tanh"}))
 _DOUBLE: Final = _Arithmetic(
     double=True,
     unit=2.0**-52,
@@ -308,7 +306,7 @@ def _error(
     if op in GRADIENT_OPS and np.isinf(inputs[0]).any():
         slope = apply(node, [np.ones((1, 1)), inputs[1]], double=arithmetic.double)
         total = np.where(np.isinf(inputs[0]) & (np.abs(slope) < arithmetic.faint), np.inf, total)
-    if arithmetic.narrow and op in _NARROW_LIMITS:
+    if op in arithmetic.limits:
         total = np.where(inputs[0] == -np.inf, np.inf, total)
     for below in errors:
         # An input without a bound leaves its consumers without one: NaN is possible at least.

@@ -15,8 +15,7 @@ import pytest
 from atomr_cutlass import GemmRequest, PlanKey, _core
 from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.dtypes import CutlassDtype
-from atomr_cutlass.pipeline.operand_table import poison
-from atomr_cutlass.pipeline.operation import operation_of
+from atomr_cutlass.pipeline.operation import operation_of, poison
 
 Array = np.ndarray[Any, Any]
 

@@ -14,10 +14,9 @@ import request_calls
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.epilogue import EvtBuilder
 from atomr_cutlass.pipeline import probe as probes
-from atomr_cutlass.pipeline.operand_table import Arrays
-from atomr_cutlass.pipeline.operation import operation_of, planned_operations
+from atomr_cutlass.pipeline.operation import Arrays, operation_of, planned_operations
 from atomr_cutlass.pipeline.probe import Check
-from atomr_cutlass.pipeline.request_options import RequestOptions
+from atomr_cutlass.pipeline.request import RequestOptions
 
 EXTENT = 128
 

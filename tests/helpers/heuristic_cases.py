@@ -24,8 +24,7 @@ from atomr_cutlass.pipeline import devices, planner, planning, select, table, tu
 from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.operation import operation_of, planned_operations, request_from
 from atomr_cutlass.pipeline.plan_cache import kept_plans
-from atomr_cutlass.pipeline.request import Request
-from atomr_cutlass.pipeline.request_options import RequestOptions
+from atomr_cutlass.pipeline.request import Request, RequestOptions
 from atomr_cutlass.pipeline.search import KernelSearch
 
 ARCH = SmArch.SM90A

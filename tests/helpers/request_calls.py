@@ -10,8 +10,7 @@ import numpy as np
 
 import atomr_cutlass as ac
 from atomr_cutlass.arrays import numerics
-from atomr_cutlass.pipeline.operand_table import poison
-from atomr_cutlass.pipeline.operation import PlannedOperation, operation_of
+from atomr_cutlass.pipeline.operation import PlannedOperation, operation_of, poison
 
 Array = np.ndarray[Any, Any]
 

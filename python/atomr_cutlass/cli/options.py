@@ -11,7 +11,7 @@ import typer
 from ..generator.archs import SmArch
 from ..jit import kernels as jit_kernels
 from ..pipeline.operation import planned_operations, request_from
-from ..pipeline.request_options import COMMON, Option, RequestOptions
+from ..pipeline.request import COMMON, Option, RequestOptions
 
 TARGETS = ", ".join(arch.target for arch in SmArch)
 
@@ -76,5 +76,6 @@ def request_options() -> dict[str, tuple[Option, str]]:
 def _parameter(option: Option, text: str) -> inspect.Parameter:
     """A command's parameter."""
     kind, least = (int | None, option.least) if option.default is None else (type(option.default), None)
-    annotation = Annotated[kind, typer.Option(option.flag, min=least, help=text)]  # type: ignore[valid-type]
+    flag = f"--{option.name.replace('_', '-')}"
+    annotation = Annotated[kind, typer.Option(flag, min=least, help=text)]  # type: ignore[valid-type]
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=annotation)

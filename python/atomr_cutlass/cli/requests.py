@@ -20,12 +20,10 @@ from ..jit import kernels
 from ..pipeline import devices, profiler_csv, table, verify
 from ..pipeline import plan as plans
 from ..pipeline.explanation import Explanation, explain
-from ..pipeline.operand_table import Arrays
-from ..pipeline.operation import operation_of, request_from
+from ..pipeline.operation import Arrays, operation_of, request_from
 from ..pipeline.pack_build import dask_cluster
 from ..pipeline.probe import Track
-from ..pipeline.request import Request
-from ..pipeline.request_options import RequestOptions
+from ..pipeline.request import Request, RequestOptions
 from ..pipeline.tune import import_csv, tune
 from ..pipeline.verify import RunResult
 from .installed import gather, print_facts

@@ -18,7 +18,6 @@ from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.lower import LINEAR, epilogue_id
 from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree, Input, Output
 from ..generator.rules import supports_grouped_tree, supports_tree
-from ..pipeline.operand_table import spec_of
 from ..pipeline.problem import MatrixSpec, row_major
 from .bound import Fusion, GroupedFusion, GroupOperand, Layout, Shape, TreeArray
 from .trace import Operand, operand_of, readings
@@ -315,7 +314,7 @@ class GroupedResult:
         def operand(declared: Input) -> GroupOperand:
             name = declared.name
             labels = [self.label(name, index) for index in range(self.number if name in self.lists else 1)]
-            return GroupOperand(name, declared.kind, tuple(spec_of(views[label], name) for label in labels))
+            return GroupOperand(name, declared.kind, tuple(MatrixSpec.of(views[label], name) for label in labels))
 
         return GroupedFusion(tree, tuple(map(operand, tree.inputs)))
 

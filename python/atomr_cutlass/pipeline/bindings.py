@@ -13,8 +13,7 @@ from .. import _core
 from ..arrays import operands
 from ..arrays.operands import BYTE, CPU, CUDA
 from ..errors import InvalidOperandError
-from .operand_table import OperandSlot
-from .operation import operation_of
+from .operation import OperandSlot, operation_of
 from .plan_cache import PlanKey
 from .problem import MatrixSpec, lies_alike
 

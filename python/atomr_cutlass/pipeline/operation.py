@@ -1,4 +1,4 @@
-"""Operations: the class that each implements once, and the registry through which everything else reaches them."""
+"""Operations: the class that each implements once, their operands, and the registry that all else finds them by."""
 
 from __future__ import annotations
 
@@ -8,29 +8,36 @@ import dataclasses
 import functools
 import importlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import numpy as np
+
+from ..arrays import numerics
+from ..arrays.views import BYTE
 from ..errors import InvalidOperandError
-from .operand_table import Arrays, OperandSlot, random_arrays
-from .request_options import Option, RequestOptions
+from ..generator.epilogue.tree import MASK
+from .problem import MatrixSpec
 
 if TYPE_CHECKING:  # signatures name types that only operations construct
-    import numpy as np
-
+    from ..epilogue.bound import Fusion
     from ..generator.key import KernelKey
     from .call import ParsedCall
     from .candidate import Candidate
     from .devices import Device
     from .plan import Plan
     from .probe import Probe
-    from .request import Request
+    from .request import Option, Request, RequestOptions
     from .search import KernelSearch
+
+Array = np.ndarray[Any, Any]
+Arrays = dict[str, Array]
+"""By name, as `OperandSlot.labels` has them."""
 
 FOLDERS = ("gemm", "gated_gemm", "gemv", "grouped_gemm", "conv2d", "matmul", "quantize")
 """Folders of `ops`: the module `operation` of each has OPERATIONS, those that it implements."""
-
 
 CALL_OPTIONS = (
     "c", "out", "alpha", "beta", "bias", "activation", "epilogue", "scale_a", "scale_b", "scale_d", "amax", "out_dtype",
@@ -41,9 +48,75 @@ CALL_OPTIONS = (
 NO_CHECK = MappingProxyType({"check": "extents are those of the arrays' shapes, which every call checks"})
 """Of operations that read no extents on the device."""
 
-
 T = TypeVar("T")
 RequestT = TypeVar("RequestT", bound="Request")
+
+
+@dataclass(frozen=True)
+class OperandSlot:
+    """An operand of a request.
+
+    Attributes:
+        name: as callers say it: `a`, `x`, `scale_a`, ..., or as an epilogue tree has it; of the result `out`.
+        specs: the layout of its array, dimensions in the order of a call; of a list, of each of its arrays.
+        listed: whether it is a list.
+        written: whether a call writes it.
+        element: DLPack's (type code, bits) where it is not that of the specs: fp4, e8m0 and masks are bytes, which have
+            no name among element types; shapes and strides count bytes then.
+    """
+
+    name: str
+    specs: tuple[MatrixSpec, ...]
+    listed: bool = False
+    written: bool = False
+    element: tuple[int, int] | None = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """A name for each array."""
+        return tuple(f"{self.name}[{i}]" for i in range(len(self.specs))) if self.listed else (self.name,)
+
+
+def epilogue_slots(fusion: Fusion | None) -> Iterator[OperandSlot]:
+    """The operands of an epilogue: those that it reads, and those that it writes beside the result."""
+    for array in () if fusion is None else fusion.arrays:
+        shape, strides = array.slot or (array.shape, array.strides)
+        spec = MatrixSpec(shape, strides, array.dtype, array.alignment)
+        element = BYTE if array.kind == MASK else None
+        yield OperandSlot(array.name, (spec,), written=fusion is not None and array in fusion.outputs, element=element)
+
+
+def memory_order(spec: MatrixSpec) -> list[int]:
+    """Dimensions from the outermost in memory to the innermost."""
+    return sorted(range(len(spec.shape)), key=lambda i: -spec.strides[i])
+
+
+def _laid_out(spec: MatrixSpec, make: Callable[[tuple[int, ...]], Array]) -> Array:
+    """A dense array that lies as the spec says. `make` gets its extents in the order of memory."""
+    order = memory_order(spec)
+    made: Array = make(tuple(spec.shape[i] for i in order)).transpose(np.argsort(order))
+    return made
+
+
+def _random_values(generator: np.random.Generator, slot: OperandSlot, spec: MatrixSpec) -> Array:
+    """An operand: normally distributed; int8 and bytes uniform; scales around 1."""
+    if slot.element == BYTE:
+        return _laid_out(spec, lambda shape: generator.integers(0, 256, shape, np.uint8))
+    kind = numerics.numpy_dtype(spec.dtype)
+    if spec.dtype in numerics.INTEGER_DTYPES:
+        return _laid_out(spec, lambda shape: generator.integers(-127, 128, shape, kind))
+    if slot.name.startswith("scale"):
+        return _laid_out(spec, lambda shape: np.exp2(generator.uniform(-1, 1, shape)).astype(kind))
+    return _laid_out(spec, lambda shape: numerics.saturating_cast(generator.standard_normal(shape), spec.dtype))
+
+
+def poison(slot: OperandSlot, spec: MatrixSpec) -> Array:
+    """A result before it is computed, so that an element that nobody writes cannot be right by chance."""
+    if slot.element == BYTE:
+        return _laid_out(spec, lambda shape: np.full(shape, 0xFF, np.uint8))
+    kind = np.dtype(numerics.numpy_dtype(spec.dtype))
+    value = np.iinfo(kind).min if spec.dtype in numerics.INTEGER_DTYPES else np.nan
+    return _laid_out(spec, lambda shape: np.full(shape, value, kind))
 
 
 class Operation:
@@ -136,12 +209,7 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
 
     @abc.abstractmethod
     def request(self, options: RequestOptions) -> RequestT:
-        """The request that options of the command line describe.
-
-        Raises:
-            InvalidOperandError: an option that is no such thing; names it and what is valid.
-            UnsupportedError: no kernel could ever serve it.
-        """
+        """The request that options of the command line describe; an error names the option and what is valid."""
 
     @abc.abstractmethod
     def plan(self, request: RequestT, device: int, **options: Any) -> Plan:
@@ -160,24 +228,20 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
         """Writes the outputs beside a result without elements: where an operation has such, reductions of nothing."""
 
     def result_layout(self, request: RequestT) -> str:
-        """How callers name the dimensions of a result that is allocated for them, `nhwc` or `nchw`.
-
-        Raises:
-            InvalidOperandError: such a result cannot be allocated.
-        """
+        """How callers name the dimensions of a result that is allocated for them, `nhwc` or `nchw`; refuses others."""
         return "nhwc"
 
     def search(self, request: RequestT, device: Device) -> KernelSearch[Any] | None:
-        """The kernels of a request; None where the result has no elements, so that nothing is launched.
-
-        Raises:
-            CutlassError: no kernel ever serves it; says why.
-        """
+        """The kernels of a request; None where the result has no elements, so that nothing is launched."""
         return request.search(device)
 
     def random_arrays(self, request: RequestT, generator: np.random.Generator) -> Arrays:
         """Random operands on the host, in the forms that the reference takes; results hold what no kernel computes."""
-        return random_arrays(generator, self.operands(request))
+        return {
+            label: poison(slot, spec) if slot.written else _random_values(generator, slot, spec)
+            for slot in self.operands(request)
+            for label, spec in zip(slot.labels, slot.specs, strict=True)
+        }
 
     def gpu_forms(self, request: RequestT, arrays: Arrays) -> Arrays:
         """The operands of `random_arrays` in the forms that plans take."""
@@ -185,13 +249,7 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
 
     @abc.abstractmethod
     def sample(self, key: KernelKey, epilogue: str, device: Device) -> tuple[RequestT, Candidate[Any]]:
-        """A small request whose tree is that of a kernel's epilogue, and the kernel as a candidate for it.
-
-        Args:
-            key: the kernel, which has a tree.
-            epilogue: the one with that tree, of those that the kernel computes.
-            device: where it is launched.
-        """
+        """A small request whose tree is that of an epilogue of the kernel's, and the kernel as a candidate for it."""
 
     @abc.abstractmethod
     def probe(self, request: RequestT, arrays: Arrays) -> Probe[RequestT]:
@@ -223,11 +281,7 @@ def refusal_of(function: str, option: str) -> str | None:
 
 
 def operation_of(request: Any) -> PlannedOperation[Any]:
-    """The operation of a request that plans are made from.
-
-    Raises:
-        InvalidOperandError: it is no such request.
-    """
+    """The operation of a request that plans are made from."""
     known = _by_request_type()
     for kind in type(request).__mro__:
         if kind in known:
@@ -244,33 +298,21 @@ def described(request: Request) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1024)
 def operands_of(request: Request) -> tuple[OperandSlot, ...]:
-    """The operand table of a request; whoever serves equal requests makes it once.
-
-    Raises:
-        InvalidOperandError: it is no such request.
-    """
+    """The operand table of a request; whoever serves equal requests makes it once."""
     return operation_of(request).operands(request)
 
 
 def request_from(name: str, options: RequestOptions) -> Request:
-    """The request that options of the command line describe.
-
-    Args:
-        name: of the operation.
-        options: what was given.
-
-    Raises:
-        InvalidOperandError: no such operation, or an option that is no such thing, or not for this operation; names it
-            and what is valid.
-        UnsupportedError: no kernel could ever serve it.
-    """
+    """The request of the operation of this name that options of the command line describe."""
     known = planned_operations()
     if name not in known:
         raise InvalidOperandError(f"--op is {name!r}; valid: {', '.join(known)}")
-    named = {other: {option.name: option for option in operation.options} for other, operation in known.items()}
-    for option in sorted({option for options in named.values() for option in options} - set(named[name])):
-        if options.given(option) is not None:
-            fits = ", ".join(other for other, others in named.items() if option in others)
-            raise InvalidOperandError(f"--{option.replace('_', '-')} is not for {name}; it is for {fits}")
+    fits: dict[str, list[str]] = {}
+    for other, operation in known.items():
+        for option in operation.options:
+            fits.setdefault(option.name, []).append(other)
+    for given, names in sorted(fits.items()):
+        if name not in names and options.given(given) is not None:
+            raise InvalidOperandError(f"--{given.replace('_', '-')} is not for {name}; it is for {', '.join(names)}")
     request: Request = known[name].request(options)
     return request

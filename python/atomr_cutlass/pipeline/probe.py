@@ -17,8 +17,7 @@ from ..generator.rules import accumulator, epilogue_compute
 from ..reference.parts import Tolerance, tolerance, within_tolerance
 from ..reference.tree import evaluate
 from ..reference.tree_error import beyond, differing, tolerances
-from .operand_table import Array, Arrays, memory_order
-from .operation import operation_of
+from .operation import Array, Arrays, memory_order, operation_of
 from .problem import MatrixSpec
 
 if TYPE_CHECKING:

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .. import _core
 from ..arrays.symbols import gcd
+from ..arrays.views import dtype_of
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.key import COLUMN, ROW, Triple
@@ -28,6 +30,11 @@ class MatrixSpec:
     strides: tuple[int, ...]
     dtype: CutlassDtype
     alignment: int = 16
+
+    @classmethod
+    def of(cls, view: _core.Operand, name: str) -> MatrixSpec:
+        """That of an array, whose name errors give."""
+        return cls(view.shape, view.strides, dtype_of(view, name), view.alignment)
 
     @property
     def dense(self) -> bool:

@@ -28,7 +28,7 @@ from . import devices, table, tuning
 from .candidate import ALONG_M, ALONG_N, HEURISTIC
 from .operation import operation_of, request_from
 from .reduction import INSTRUCTION_BYTES
-from .request_options import RequestOptions
+from .request import RequestOptions
 from .tuning import TuneRecord
 
 if TYPE_CHECKING:

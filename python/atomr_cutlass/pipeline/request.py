@@ -1,12 +1,13 @@
-"""Requests of all operations: the fields and keys that they share, checks of them, and rendering."""
+"""Requests of all operations: the fields and keys that they share, checks of them, and options that describe them."""
 
 from __future__ import annotations
 
 import functools
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..arrays.numerics import PRECISIONS, default_out_dtype, math_mode
 from ..checks import check_options, expect, shown
@@ -15,21 +16,22 @@ from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.common import bias_and_activation
 from ..generator.epilogue.lower import SOURCE, split
+from ..generator.epilogue.ops import ACTIVATIONS
 from ..generator.epilogue.tree import MATRIX, EpilogueVisitorTree
 from ..generator.key import KernelKey
 from ..generator.render import render
 from ..generator.rules import Status, accumulator, supports_tree
 from . import devices, select
+from .devices import Device
 from .heuristic import KernelUse
 from .plan_cache import Extents, PlanKey
 from .tuning import identity
 
 if TYPE_CHECKING:
-    from .devices import Device
     from .search import KernelSearch
 
+T = TypeVar("T")
 Members: TypeAlias = "tuple[CutlassDtype, ...] | tuple[SmArch, ...]"
-
 
 _BIAS_TYPES = (CutlassDtype.F64, CutlassDtype.F32, CutlassDtype.F16, CutlassDtype.BF16)
 """Element types of a result whose bias has them too; else it is float32."""
@@ -87,14 +89,7 @@ class GemmEpilogue:
         return self.bias or self.activation is not None or self.tree is not None
 
     def tree_for(self, result: CutlassDtype) -> EpilogueVisitorTree | None:
-        """The tree after the product: the given one, or that of bias and activation; None for neither.
-
-        Args:
-            result: element type of the result, which the bias has too, where such a bias may be.
-
-        Raises:
-            InvalidOperandError: an unknown activation.
-        """
+        """The tree after a product of this element type: the given one, or that of bias and activation, or None."""
         if self.tree is not None or not self.follows:
             return self.tree
         element = result if result in _BIAS_TYPES else CutlassDtype.F32
@@ -138,11 +133,7 @@ class Request(KernelUse, ABC):
 
     @functools.cached_property
     def tree(self) -> EpilogueVisitorTree | None:
-        """The tree after the product: the epilogue's, or that of its bias and activation; None for neither.
-
-        Raises:
-            InvalidOperandError: an unknown activation.
-        """
+        """The tree after the product: the epilogue's, or that of its bias and activation; None for neither."""
         return self.epilogue.tree_for(self.result_dtype)
 
     @property
@@ -155,7 +146,7 @@ class Request(KernelUse, ABC):
         """The key of this request's plan. Needs no GPU."""
 
     def key_of(self, op: str, shape: Extents, layouts: tuple[str, ...], **more: Any) -> PlanKey:
-        """The key of a plan of an operation with these extents and layouts; `more` are fields that differ otherwise."""
+        """The key of a plan of an operation; `more` are fields of it that are not what most requests have there."""
         fields: dict[str, Any] = {
             "dtypes": (self.operand_dtype, self.operand_dtype, self.result_dtype), "math": self.math,
             "epilogue": self.epilogue.kind, "arch": self.arch, "binding": self.binding,
@@ -163,11 +154,7 @@ class Request(KernelUse, ABC):
         return PlanKey(op=op, shape=shape, layouts=layouts, **(fields | more))
 
     def check_fields(self, **kinds: type) -> None:
-        """Checks the fields that all requests have, and others of these kinds, none of which may be None.
-
-        Raises:
-            InvalidOperandError: a value is not of its kind.
-        """
+        """Checks the fields that all requests have, and others of these kinds, none of which may be None."""
         for name, kind in {"dtype": CutlassDtype, "epilogue": GemmEpilogue, **kinds}.items():
             expect(getattr(self, name), kind, name)
         for name, kind in (("arch", SmArch), ("out_dtype", CutlassDtype)):
@@ -177,16 +164,7 @@ class Request(KernelUse, ABC):
             raise InvalidOperandError(f"binding is {shown(self.binding)}; expected a name, or None")
 
     def refuse_tree(self, tree: EpilogueVisitorTree, product: Iterable[str]) -> None:
-        """Refuses a tree that does not go with the request.
-
-        Args:
-            tree: the tree.
-            product: the names of the product's operands but `c`.
-
-        Raises:
-            InvalidOperandError: it decides another element type, or has an operand of a name that the product has.
-            UnsupportedError: no kernel computes it.
-        """
+        """Refuses a tree that does not go with the request; `product` names the product's operands but `c`."""
         result = self.result_dtype
         if tree.result_dtype not in (None, result):
             raise InvalidOperandError(
@@ -206,19 +184,11 @@ class Request(KernelUse, ABC):
 
     @abstractmethod
     def search(self, device: Device) -> KernelSearch[Any]:
-        """The kernels for the request on a device.
-
-        Raises:
-            CutlassError: no kernel ever serves it; says why.
-        """
+        """The kernels for the request on a device; refuses what no kernel ever serves."""
 
     @property
     def heuristic_key(self) -> str:
-        """The problem, which is the same on every GPU.
-
-        Raises:
-            CutlassError: no kernel ever serves it; says why.
-        """
+        """The problem, which is the same on every GPU; refuses what no kernel ever serves."""
         return identity(self.search(devices.imagined(self.arch or SmArch.SM90A)).tuned_problem)
 
     def render_cu(self) -> tuple[str, str]:
@@ -251,11 +221,7 @@ def precision_of(key: KernelKey) -> str | None:
 
 
 def expect_served(op: str, dtype: CutlassDtype, arch: SmArch | None, dtypes: Members, archs: Members) -> None:
-    """Refuses a dtype or a target that an operation has no kernels for.
-
-    Raises:
-        UnsupportedError: names the valid ones.
-    """
+    """Refuses a dtype or a target that an operation has no kernels for."""
     for value, served in ((dtype, dtypes), (arch, archs)):
         if value is not None and value not in served:
             valid = ", ".join(member.name for member in served)
@@ -263,23 +229,107 @@ def expect_served(op: str, dtype: CutlassDtype, arch: SmArch | None, dtypes: Mem
 
 
 def expect_extent(value: Any, name: str, least: int = 0) -> None:
-    """Refuses a value that is no extent of a dimension.
-
-    Raises:
-        InvalidOperandError: the value is no integer, below `least`, or too large for kernels to count.
-    """
+    """Refuses a value that is no extent of a dimension, or too large for kernels to count."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
         raise InvalidOperandError(f"{name} is {shown(value)}; expected an integer from {least} to 2^31 - 1")
 
 
 def math_of(dtype: CutlassDtype, precision: str | None, *, fast_accum: bool = False) -> str:
-    """The math mode of the kernel's key, for a request's dtype (TF32 included), precision and fp8 accumulation.
-
-    Raises:
-        InvalidOperandError: they contradict each other.
-    """
+    """The math mode of the kernel's key, for a request's dtype (TF32 included), precision and fp8 accumulation."""
     check_options(precision=precision)
     if dtype is CutlassDtype.TF32 and precision not in (None, "tf32"):
         raise InvalidOperandError(f"dtype TF32 means precision='tf32', not {precision!r}")
-    precision = "tf32" if dtype is CutlassDtype.TF32 else precision
-    return math_mode(dtype.storage, precision, fast_accum=fast_accum)
+    return math_mode(dtype.storage, "tf32" if dtype is CutlassDtype.TF32 else precision, fast_accum=fast_accum)
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of requests.
+
+    Attributes:
+        name: a Python name; on the command line `--` and dashes.
+        help: a sentence.
+        default: of its kind; None is an integer that is not given.
+        least: of an integer.
+    """
+
+    name: str
+    help: str
+    default: str | float | bool | None = ""
+    least: int = 1
+
+
+COMMON = (
+    Option("dtype", f"Element type of the operands: {', '.join(d.value for d in CutlassDtype)}.", "bf16"),
+    Option("arch", f"Target: {', '.join(arch.target for arch in SmArch)}; empty: the GPU's own."),
+    Option("out_dtype", "Element type of the result; empty: the operands', or i32 for i8, bf16 for fp8, fp4."),
+    Option("alpha", "Factor of the product.", 1.0),
+    Option("beta", "Factor of C; 0: there is no C.", 0.0),
+    Option("bias", "Add a bias: one for each column, of convolutions channel, of D.", default=False),
+    Option("activation", f"After it: {', '.join(ACTIVATIONS)}; empty: none."),
+)
+"""Options of every operation."""
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """The options of one request.
+
+    Attributes:
+        extent: of every dimension that is not given.
+        values: by name; options that were not given have their defaults, or are left out.
+    """
+
+    extent: int
+    values: Mapping[str, Any]
+
+    def given(self, name: str) -> Any:
+        """The value of an option, or None where it was not given."""
+        value = self.values.get(name)
+        return None if value in ("", False) else value
+
+    def flag(self, name: str) -> bool:
+        """Whether an option without a value was given."""
+        return bool(self.given(name))
+
+    def size(self, name: str) -> int:
+        """An extent."""
+        value = self.given(name)
+        return self.extent if value is None else int(value)
+
+    def number(self, name: str, default: float) -> float:
+        """A scalar, which may be 0."""
+        value = self.values.get(name)
+        return default if value is None else float(value)
+
+    def numbers(self, name: str, default: str, counts: tuple[int, ...]) -> tuple[int, ...]:
+        """Whole numbers, as many as one of the counts says."""
+        text = self.given(name) or default
+        words = text.split(",")
+        if len(words) not in counts or not all(re.fullmatch(r"\s*\d+\s*", word) for word in words):
+            wanted = " or ".join(map(str, counts))
+            raise InvalidOperandError(f"--{name} is {text!r}; expected {wanted} whole numbers, comma-separated")
+        return tuple(map(int, words))
+
+    def element_type(self, name: str) -> CutlassDtype | None:
+        """An element type, or None."""
+        return self._parsed(CutlassDtype.parse, name)
+
+    @property
+    def dtype(self) -> CutlassDtype:
+        """The element type of the operands."""
+        if self.values.get("dtype") == "":
+            raise InvalidOperandError("--dtype is empty")
+        return self.element_type("dtype") or CutlassDtype.BF16
+
+    @property
+    def arch(self) -> SmArch | None:
+        """The target."""
+        return self._parsed(SmArch.parse, "arch")
+
+    def _parsed(self, parse: Callable[[str], T], name: str) -> T | None:
+        text = self.given(name)
+        try:
+            return None if text is None else parse(text)
+        except ValueError as error:
+            raise InvalidOperandError(f"--{name.replace('_', '-')}: {error}") from error

@@ -15,8 +15,7 @@ from ..errors import CutlassError, InvalidOperandError
 from ..jit import kernels
 from ..pipeline.bindings import Weights, arrays_of, check_operand, import_weights
 from ..pipeline.call import ParsedCall
-from ..pipeline.operand_table import OperandSlot
-from ..pipeline.operation import CallOperation, PlannedOperation, operands_of, operation_of, operations
+from ..pipeline.operation import CallOperation, OperandSlot, PlannedOperation, operands_of, operation_of, operations
 from ..pipeline.plan_cache import PlanKey
 from ..pipeline.problem import MatrixSpec
 from ..pipeline.request import Request

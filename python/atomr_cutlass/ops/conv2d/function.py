@@ -24,7 +24,6 @@ from ...pipeline import reduction
 from ...pipeline.call import stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.invocation import SCALES, Call, Result
-from ...pipeline.operand_table import spec_of
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
 from ..product import Product, refuse_scale_arrays
@@ -281,7 +280,7 @@ class _Convolution(Product):
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
         def spec(name: str) -> MatrixSpec:
-            found = spec_of(views[name], name)
+            found = MatrixSpec.of(views[name], name)
             check_channels(name, found)
             return found
 

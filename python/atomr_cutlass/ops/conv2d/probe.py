@@ -7,7 +7,7 @@ from typing import Any
 
 from ...epilogue.results import ImageResult
 from ...generator.dtypes import CutlassDtype
-from ...pipeline.operand_table import Array, Arrays
+from ...pipeline.operation import Array, Arrays
 from ...pipeline.probe import Probe, slices
 from ...pipeline.problem import row_major
 from .geometry import DGRAD, FPROP, OPERANDS

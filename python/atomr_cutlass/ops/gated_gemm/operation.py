@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from ...pipeline.operand_table import Arrays, OperandSlot
-from ...pipeline.operation import NO_CHECK
+from ...pipeline.operation import NO_CHECK, Arrays, OperandSlot
 from ...pipeline.probe import Probe
-from ...pipeline.request_options import Option
+from ...pipeline.request import Option
 from ..gemm.operation import GemmOperation
 from ..gemm.request import GemmRequest
 from ..gemm.scaled import result_of

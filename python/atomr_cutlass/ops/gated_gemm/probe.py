@@ -8,7 +8,7 @@ from ... import reference
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.common import bias_and_activation
 from ...generator.epilogue.tree import RESULT
-from ...pipeline.operand_table import Array, Arrays
+from ...pipeline.operation import Array, Arrays
 from ..gemm import reference as gemm_reference
 from ..gemm.probe import GemmProbe
 from .reference import gate

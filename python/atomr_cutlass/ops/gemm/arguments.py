@@ -9,7 +9,6 @@ from ...arrays import fp4, operands
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.rules import FP8_TYPES
-from ...pipeline.operand_table import spec_of
 from ...pipeline.problem import GemmProblem, MatrixSpec
 from ..quantize.reference import VECTOR
 from .scaled import NO_SCALES, SCALES, Scale, Scales, scale_forms
@@ -22,7 +21,7 @@ def problem_of(views: dict[str, _core.Operand], math: str) -> GemmProblem:
         view = views[name]
         if name in fp4.ALONG and fp4.element_type(view, name) is fp4.FP4:
             return fp4.logical(view, name)
-        return spec_of(view, name)
+        return MatrixSpec.of(view, name)
 
     return GemmProblem(
         a=spec("a"),

@@ -17,14 +17,12 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.key import KernelKey
 from ...pipeline import select
 from ...pipeline.devices import Device
-from ...pipeline.operand_table import Arrays, OperandSlot, epilogue_slots
-from ...pipeline.operation import PlannedOperation
+from ...pipeline.operation import Arrays, OperandSlot, PlannedOperation, epilogue_slots
 from ...pipeline.plan import Plan
 from ...pipeline.probe import Probe
 from ...pipeline.problem import GemmProblem, MatrixSpec
 from ...pipeline.reduction import is_batch_invariant
-from ...pipeline.request import GemmEpilogue, precision_of, sampled
-from ...pipeline.request_options import Option, RequestOptions
+from ...pipeline.request import GemmEpilogue, Option, RequestOptions, precision_of, sampled
 from .kernels import GemmSearch
 from .plans import make
 from .request import GemmLayout, GemmRequest, GemmShape

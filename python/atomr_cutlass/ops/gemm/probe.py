@@ -11,7 +11,7 @@ from ... import reference
 from ...arrays import fp4, numerics
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import COLUMN, MASK, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree
-from ...pipeline.operand_table import Array, Arrays
+from ...pipeline.operation import Array, Arrays
 from ...pipeline.probe import Check, Probe, slices
 from ..quantize import reference as quantization
 from ..quantize.reference import BLOCK, VECTOR

@@ -18,8 +18,8 @@ from ...generator.rules import accumulator, gemm_types
 from ...pipeline.call import stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.invocation import SCALES, Call, Result
-from ...pipeline.operand_table import spec_of
 from ...pipeline.plan import Plan
+from ...pipeline.problem import MatrixSpec
 from ..product import Product, refuse_scale_arrays
 from .kernels import make
 from .problem import VectorResult, check_types, product, result_shape
@@ -111,7 +111,7 @@ class _Gemv(Product):
         require(gemm_types(dtype, dtype, self.result, self.math, tree=self.epilogue is not None))
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
-        specs = {name: spec_of(view, name) for name, view in views.items() if name in (*self.product, RESULT)}
+        specs = {name: MatrixSpec.of(view, name) for name, view in views.items() if name in (*self.product, RESULT)}
         fusion = None if self.epilogue is None else self.epilogue.fusion(views)
         problem = product(specs, self.math, views["a"].device)
         return make(problem, fusion, like=like, stream=stream, **self.call.planning)

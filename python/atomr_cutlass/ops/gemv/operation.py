@@ -12,12 +12,10 @@ from ...generator.families.gemv import OP
 from ...generator.key import COLUMN, KernelKey
 from ...pipeline import select
 from ...pipeline.devices import Device
-from ...pipeline.operand_table import Arrays, OperandSlot, epilogue_slots
-from ...pipeline.operation import NO_CHECK, PlannedOperation
+from ...pipeline.operation import NO_CHECK, Arrays, OperandSlot, PlannedOperation, epilogue_slots
 from ...pipeline.plan import Plan
 from ...pipeline.probe import Probe
-from ...pipeline.request import sampled
-from ...pipeline.request_options import Option, RequestOptions
+from ...pipeline.request import Option, RequestOptions, sampled
 from ..gemm.operation import LETTERS, fields_from, followed
 from ..gemm.request import GemmLayout
 from ..gemm.search import GemmCandidate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...pipeline.operand_table import Array, Arrays
+from ...pipeline.operation import Array, Arrays
 from ..gemm.probe import GemmProbe
 from .request import GemvRequest
 

@@ -27,7 +27,6 @@ from ...pipeline import reduction
 from ...pipeline.call import stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.invocation import Call, Invocation, Result, labelled, numbers_of
-from ...pipeline.operand_table import spec_of
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
 from ..product import Product
@@ -233,7 +232,7 @@ class _GroupedGemm(Product):
         labels = self.labels
 
         def specs(labels: Iterable[str]) -> tuple[MatrixSpec, ...]:
-            return tuple(spec_of(views[label], label) for label in labels)
+            return tuple(MatrixSpec.of(views[label], label) for label in labels)
 
         if self.divided is not None and self.epilogue.result.number > 1 and views[self.divided].strides != (1,):
             raise UnsupportedError(f"{self.divided} has strides {views[self.divided].strides}: make it contiguous")

@@ -12,13 +12,11 @@ from ...generator.epilogue.tree import ROW
 from ...generator.key import KernelKey
 from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
-from ...pipeline.operand_table import Arrays, OperandSlot
-from ...pipeline.operation import PlannedOperation
+from ...pipeline.operation import Arrays, OperandSlot, PlannedOperation
 from ...pipeline.plan import Plan
 from ...pipeline.probe import Probe
 from ...pipeline.reduction import is_batch_invariant
-from ...pipeline.request import sampled
-from ...pipeline.request_options import Option, RequestOptions
+from ...pipeline.request import Option, RequestOptions, sampled
 from ..gemm.operation import (
     BATCH_INVARIANT,
     FAST_ACCUM,

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...generator.dtypes import CutlassDtype
-from ...pipeline.operand_table import Array, Arrays
-from ...pipeline.operation import operands_of
+from ...pipeline.operation import Array, Arrays, operands_of
 from ...pipeline.probe import Probe
 from ..gemm import reference as gemm_reference
 from ..quantize.reference import BLOCK

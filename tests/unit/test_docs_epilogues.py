@@ -26,8 +26,8 @@ from atomr_cutlass.generator.epilogue.tree import MAX_NODES, MAX_OPERANDS
 from atomr_cutlass.generator.rules import FP8_TYPES, accumulator
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline.call import Call
 from atomr_cutlass.pipeline.call_options import CallOptions
-from atomr_cutlass.pipeline.invocation import Call
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

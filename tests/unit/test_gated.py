@@ -20,8 +20,8 @@ from atomr_cutlass.ops.gated_gemm import function as gated
 from atomr_cutlass.ops.gated_gemm.request import GATES
 from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.ops.gemm.scaled import Scales
+from atomr_cutlass.pipeline.call import Call
 from atomr_cutlass.pipeline.call_options import CallOptions
-from atomr_cutlass.pipeline.invocation import Call
 from atomr_cutlass.pipeline.operation import operation_of
 from atomr_cutlass.pipeline.probe import Check
 from atomr_cutlass.pipeline.problem import GemmProblem

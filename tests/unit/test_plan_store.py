@@ -18,9 +18,8 @@ from atomr_cutlass import InvalidOperandError, _core, gemm
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.jit.kernels import POLICY_VARIABLE
 from atomr_cutlass.pipeline import call as call_module
-from atomr_cutlass.pipeline.call import stored
+from atomr_cutlass.pipeline.call import Call, stored
 from atomr_cutlass.pipeline.call_options import CallOptions
-from atomr_cutlass.pipeline.invocation import Call
 
 VARIABLE = "ATOMR_CUTLASS_TEST_STORED"
 ADDRESS = 1 << 32

@@ -20,7 +20,7 @@ from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.common import bias_and_activation
 from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree, Output
-from ..pipeline import invocation
+from ..pipeline import call as calls
 from ..reference.tree import evaluate as evaluate_tree
 from .bound import Fusion
 from .results import GroupedResult, MatrixResult
@@ -57,7 +57,7 @@ class BoundEpilogue(Generic[ResultT_co]):
         """The tree."""
         return self.traced.tree
 
-    def results(self: BoundEpilogue[MatrixResult]) -> dict[str, invocation.Result]:
+    def results(self: BoundEpilogue[MatrixResult]) -> dict[str, calls.Result]:
         """The arrays that are written, by name; D comes last."""
         written = {
             output.name: (self.result.array_shape(output), BYTE if output.dtype is None else output.dtype.dlpack)
@@ -65,7 +65,7 @@ class BoundEpilogue(Generic[ResultT_co]):
         }
         written[RESULT] = (self.result.shape, self.dtype.dlpack)
         return {
-            name: invocation.Result(shape, element, self.given.get(name), self.outputs.get(name))
+            name: calls.Result(shape, element, self.given.get(name), self.outputs.get(name))
             for name, (shape, element) in written.items()
         }
 
@@ -91,7 +91,7 @@ class BoundEpilogue(Generic[ResultT_co]):
 
 
 def bind(
-    call: invocation.Call,
+    call: calls.Call,
     result: ResultT,
     product: Mapping[str, Any],
     *,

@@ -12,7 +12,7 @@ from ..checks import NUMBERS
 from ..errors import UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import RESULT
-from ..pipeline.invocation import SCALES, Invocation
+from ..pipeline.call import SCALES, Invocation
 
 if TYPE_CHECKING:
     from ..epilogue.bind import BoundEpilogue
@@ -36,11 +36,10 @@ class Product(Invocation):
 
     def followed_by(self: ProductT, epilogue: BoundEpilogue[Any]) -> ProductT:  # noqa: PYI019 - Python 3.10 has no Self
         """The product with an epilogue, which has D and arrays of its own."""
-        others = {name: result for name, result in self.results.items() if name != RESULT}
         return replace(
             self,
             inputs=self.inputs | epilogue.inputs,
-            results=others | epilogue.results(),
+            results={name: result for name, result in self.results.items() if name != RESULT} | epilogue.results(),
             arrange=epilogue.traced.arranger,
             result=epilogue.dtype,
             epilogue=epilogue,
@@ -56,13 +55,7 @@ class Product(Invocation):
     def evaluated(
         self, host: Mapping[str, AnyArray], compute: Callable[..., AnyArray], *, scale_d: float | None = None
     ) -> Mapping[str, AnyArray]:
-        """The results by the reference.
-
-        Args:
-            host: host arrays by name.
-            compute: the operation's reference, of `out_dtype`, `bias`, `activation` and, where there is one, `scale_d`.
-            scale_d: multiplies D.
-        """
+        """The results by the operation's reference, `compute`; it gets `scale_d` only where that is no None."""
         if self.epilogue is not None and self.call.epilogue is not None:
             # float64 holds the accumulator; alpha = 0 does not make the operands unread here.
             return self.epilogue.evaluate(compute(out_dtype=CutlassDtype.F64), self.fetch, scale_d=scale_d)
@@ -72,11 +65,7 @@ class Product(Invocation):
 
 
 def refuse_scale_arrays(arrays: Mapping[str, Any], reason: str) -> None:
-    """Refuses scales that are no numbers, for kernels that read none from the device.
-
-    Raises:
-        UnsupportedError: names the scale, and the reason.
-    """
+    """Refuses scales that are no numbers, for kernels that read none from the device, with this reason."""
     for name in SCALES:
         if arrays[name] is not None and not isinstance(arrays[name], NUMBERS):
             raise UnsupportedError(f"{name} is a {type(arrays[name]).__name__}: {reason}")

@@ -1,40 +1,227 @@
-"""The one runner of a function's call: kept plan, else parse, then reference, host copies or GPU, deliver.
+"""Calls of functions: their arguments and options, the parsed form, and the one runner.
 
 A call whose plan is kept is served in C++ (`_core.StoredFunction`). For every other the function describes it as a
-`Call`, whose parser makes an `Invocation`: the views of what is read and written, and how that is planned and what its
-reference is.
+`Call`, whose parser makes an `Invocation`: the views of what is read and written, how that is planned and what its
+reference is. It is served by the reference, with host copies or on the GPU, and its plan is kept.
 """
 
 from __future__ import annotations
 
+import abc
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from .. import _core
 from ..arrays import operands, symbols
-from ..arrays.arguments import on_reference
+from ..arrays.arguments import check_backend, check_followers, check_scalars, on_reference, refuse_jax_out
+from ..arrays.layouts import permuted
 from ..arrays.numerics import AnyArray
-from ..arrays.operands import CPU
+from ..arrays.operands import CPU, CUDA
+from ..checks import NUMBERS, check_number, check_options
 from ..errors import UnsupportedError
 from ..generator.epilogue.tree import RESULT
 from ..jit import kernels
-from .invocation import Call, Invocation, Result
+from .call_options import CallOptions
+from .plan import BACKENDS as GPU_BACKENDS
 from .plan import Plan
 from .plan_cache import kept_plans
+from .reduction import is_batch_invariant
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
+BACKENDS = (*GPU_BACKENDS, "reference")
+
+SCALES = ("scale_a", "scale_b", "scale_d")
+
 _ROLES = {
-    "alpha": "alpha", "beta": "beta", "stream": "stream", "out": "array", "scale_a": "scale", "scale_b": "scale",
-    "scale_d": "scale", "global_scale": "factor", "x_shape": "shape", "w_shape": "shape",
-    "extents": "shape",
+    "alpha": "alpha", "beta": "beta", "stream": "stream", "out": "array", "global_scale": "factor",
+    "x_shape": "shape", "w_shape": "shape", "extents": "shape", **dict.fromkeys(SCALES, "scale"),
 }  # fmt: skip
-_LABELS = ("out", "scale_a", "scale_b", "scale_d", "global_scale")
+_LABELS = ("out", *SCALES, "global_scale")
+
+
+class Result(NamedTuple):
+    """An array that a call writes.
+
+    Attributes:
+        shape: its extents, as kernels have them.
+        element: DLPack's (type code, bits).
+        array: the caller's, or a new one; None where that is not made yet, or JAX imports it when it is finished.
+        view: of that array.
+        made: whether the array is a new one.
+    """
+
+    shape: tuple[int, ...]
+    element: tuple[int, int]
+    array: Any = None
+    view: _core.Operand | None = None
+    made: bool = False
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of a function.
+
+    Attributes:
+        parse: checks the call in full before anything is allocated or launched.
+        arrays: of the operation by name, None for those that are not given; scales may be numbers. Where the first is a
+            list, others may be too. The first says of which kind results are.
+        out: where the result is to be written, or None; then a list.
+        epilogue: a tree or a function, or None.
+        others: the arguments for the epilogue by name, which then may be lists too.
+        own: the options of the function alone.
+        parsed: whether such calls are parsed although a plan is kept for them.
+    """
+
+    parse: Callable[[Call], Invocation]
+    arrays: dict[str, Any]
+    out: Any
+    options: CallOptions
+    epilogue: Any = None
+    others: dict[str, Any] = field(default_factory=dict)
+    own: tuple[Any, ...] = ()
+    parsed: bool = False
+
+    @property
+    def like(self) -> Any:
+        """The first array, whose kind results are of."""
+        first = next(iter(self.arrays.values()))
+        return first[0] if isinstance(first, (list, tuple)) and first else first
+
+    @property
+    def c(self) -> Any:
+        """C, unless it is an operand of the epilogue: then there is no beta."""
+        return None if self.epilogue is not None and self.options.beta == 0 else self.arrays.get("c")
+
+    @property
+    def follows(self) -> bool:
+        """Whether an epilogue, a bias or an activation follows the product."""
+        return not (self.epilogue is self.arrays.get("bias") is self.options.activation is None)
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The scales that are numbers."""
+        return {name: self.arrays[name] for name in SCALES if isinstance(self.arrays.get(name), NUMBERS)}
+
+    @property
+    def binds(self) -> bool:
+        """Whether what follows is bound as an epilogue: the reference has bias and activation itself."""
+        return self.epilogue is not None or (self.follows and self.options.backend != "reference")
+
+    @property
+    def planning(self) -> dict[str, Any]:
+        """The options that plans of every operation take."""
+        options = self.options
+        return {
+            "backend": options.backend, "jit": options.jit, "workspace_size": options.workspace_size,
+            "batch_invariant": is_batch_invariant(options.batch_invariant),
+        }  # fmt: skip
+
+    @property
+    def scalars(self) -> tuple[float, float]:
+        """Alpha and beta, with the scale factors that are numbers."""
+        alpha, beta, numbers = self.options.alpha, self.options.beta, self.numbers
+        if not numbers:
+            return alpha, beta
+        of_d = float(numbers.get("scale_d", 1))
+        return math.prod(map(float, numbers.values()), start=float(alpha)), float(beta) * of_d
+
+    def check(self, function: str, **more: Any) -> None:
+        """Checks everything that needs no array, `more` options of the function's own among it."""
+        options = self.options
+        check_options(**{name: value for name, value in options._asdict().items() if name != "stream"}, **more)
+        for name, scale in self.numbers.items():
+            check_number(scale, name)
+        check_backend(options.backend, BACKENDS)
+        if options.jit is not None:
+            kernels.policy(options.jit)
+        check_followers(function, self.epilogue, options.activation, self.others)
+        check_scalars(options.alpha, options.beta, self.c, self.numbers.get("scale_d"))
+        refuse_jax_out(self.out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invocation(abc.ABC):
+    """A parsed call: the arrays that it reads and writes, how to plan it, and its reference.
+
+    Attributes:
+        inputs: views of the arrays that are read, by name; the operands that decide about the device come first.
+        results: the arrays that are written, by name, the caller's and those to be made.
+        arrange: makes of results by name what the caller gets; None: that is D. It outlives the call.
+        axes: the kernels' dimensions in the caller's order; empty where that is the same.
+        memory: whether arrays stand for memory: views have other extents and strides than the caller's arrays.
+        numpy_on_host: whether NumPy serves host arrays, with or without a GPU.
+    """
+
+    call: Call
+    inputs: dict[str, _core.Operand]
+    results: dict[str, Result]
+    arrange: Callable[[Mapping[str, Any]], Any] | None = None
+    axes: tuple[int, ...] = ()
+    memory: bool = False
+    numpy_on_host: ClassVar[bool] = False
+
+    @property
+    def first(self) -> _core.Operand:
+        """The operand that decides about the device."""
+        return next(iter(self.inputs.values()))
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the operands are on a GPU."""
+        return self.first.device_type == CUDA
+
+    @property
+    def views(self) -> dict[str, _core.Operand]:
+        """All operands on a GPU, results among them, by name."""
+        results = ((name, result.view) for name, result in self.results.items())
+        return self.inputs | {name: view for name, view in results if view is not None}
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to launch."""
+        return 0 in self.results[RESULT].shape
+
+    @property
+    def by_reference(self) -> bool:
+        """Whether the reference serves the call although kernels are asked for: host arrays without elements."""
+        return self.empty and not self.on_gpu
+
+    def check_kernels(self) -> None:  # noqa: B027 - most have nothing to refuse
+        """Refuses what the reference computes and no kernel does."""
+
+    def returned(self, arrays: Mapping[str, Any]) -> Any:
+        """The function's result, of results by name."""
+        return arrays[RESULT] if self.arrange is None else self.arrange(arrays)
+
+    @abc.abstractmethod
+    def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Any:
+        """The plan of views on a GPU; the framework of `like` allocates its workspace, where it can."""
+
+    @abc.abstractmethod
+    def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
+        """The results by name, of host arrays by name."""
+
+    def order(self, made: Any) -> tuple[str, ...]:
+        """The names of a plan's operands, in its order; the last is its result."""
+        return tuple(name for name in made.slots if name in self.inputs or name in self.results)
+
+    def uploaded(self) -> dict[str, _core.Operand]:
+        """Copies on GPU 0 of the arrays that are read, and of results whose elements need not all be written."""
+        return {name: operands.upload(operands.to_numpy(view), 0) for name, view in self.inputs.items()}
+
+    def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:  # noqa: B027 - likewise
+        """Writes the results that have elements where there is nothing to launch, in the order of a stream."""
+
+    def fetch(self, view: _core.Operand) -> AnyArray:
+        """A host array of a view."""
+        return operands.download(view) if self.on_gpu else operands.to_numpy(view)
 
 
 def stored(*environment: str, **arrays: str) -> Callable[[FunctionT], FunctionT]:
@@ -44,9 +231,8 @@ def stored(*environment: str, **arrays: str) -> Callable[[FunctionT], FunctionT]
 
     Args:
         environment: the variables that calls depend on, beside that which says whether kernels may be compiled.
-        arrays: the parameters of arrays, by the operands' names; that of the function's first is the first. `out`,
-            scales (`scale_a`, ..., `global_scale`), `alpha`, `beta` and `stream` are known; other parameters are
-            options.
+        arrays: the parameters of arrays, by the operands' names; that of the function's first is the first. The names
+            of _ROLES are known; other parameters are options.
     """
     labels = {parameter: operand for operand, parameter in arrays.items()} | {name: name for name in _LABELS}
 
@@ -68,9 +254,13 @@ def stored(*environment: str, **arrays: str) -> Callable[[FunctionT], FunctionT]
 
         @functools.wraps(function)
         def described(*arguments: Any, **named: Any) -> Any:
-            if not takes_others or named.get("epilogue") is None:  # which would take it
-                for option in named.keys() - known:
-                    _refuse(function.__name__, option)
+            others = named.keys() - known
+            if others and (not takes_others or named.get("epilogue") is None):  # which would take them
+                from .operation import refusal_of  # which loads every operation
+
+                for option in others:
+                    if reason := refusal_of(function.__name__, option):
+                        raise UnsupportedError(f"{function.__name__} takes no {option}: {reason}")
             return function(*arguments, **named)
 
         made = _core.StoredFunction(described, kept_plans, _serve, parameters, positional, takes_others, variables)
@@ -79,29 +269,12 @@ def stored(*environment: str, **arrays: str) -> Callable[[FunctionT], FunctionT]
     return store
 
 
-def _refuse(function: str, option: str) -> None:
-    """Refuses an option that other functions take and this does not.
-
-    Raises:
-        UnsupportedError: it is one; says why.
-    """
-    from .operation import refusal_of  # which loads every operation
-
-    if reason := refusal_of(function, option):
-        raise UnsupportedError(f"{function} takes no {option}: {reason}")
-
-
 def _serve(call: Call | Any, pending: _core.PendingCall | None) -> Any:
-    """Serves a call that no kept plan serves.
-
-    Args:
-        call: as the function describes it; or, where there is nothing to compute, what that returns.
-        pending: where the plan is kept; None where it is not.
-    """
-    if not isinstance(call, Call):
+    """Serves a call that no kept plan serves, and keeps its plan in `pending`, unless that is None."""
+    if not isinstance(call, Call):  # there is nothing to compute: what the function returns
         return call
     launch = None if pending is None else pending.launch
-    with operands.launching(call.options.stream, call.like) if launch is None else launch:
+    with launch or operands.launching(call.options.stream, call.like):
         if pending is not None and pending.learns and (traced := _traced(call, pending)):
             return _launched(*traced, pending)
         return _served(call.parse(call), pending)
@@ -109,12 +282,7 @@ def _serve(call: Call | Any, pending: _core.PendingCall | None) -> Any:
 
 @dataclass(frozen=True)
 class ParsedCall:
-    """A call that one thread has parsed, for another to run.
-
-    Attributes:
-        invocation: what it is.
-        stream: where it is launched.
-    """
+    """A call that one thread has parsed, for another to run on a stream."""
 
     invocation: Invocation
     stream: int
@@ -178,13 +346,11 @@ def _traced(
     """A call that is planned with symbols for extents; None where its plan depends on more, or there is none."""
     try:
         with symbols.tracing(pending.inputs()) as trace:
-            invocation = call.parse(call)
-            first = invocation.first
-            if call.parsed or not invocation.on_gpu or on_reference(call.options.backend, first):
+            invocation, stream = call.parse(call), operands.launch_stream().handle
+            if call.parsed or not invocation.on_gpu or on_reference(call.options.backend, invocation.first):
                 return None
             invocation.check_kernels()
-            stream = operands.launch_stream().handle
-            if invocation.by_reference or invocation.empty or _core.capturing(first.device, stream):
+            if invocation.by_reference or invocation.empty or _core.capturing(invocation.first.device, stream):
                 return None
             invocation = _allocated(invocation)
             plan = invocation.plan(invocation.views, like=call.like, stream=stream)
@@ -234,7 +400,7 @@ def _finished(invocation: Invocation, views: Mapping[str, _core.Operand], stream
     for name, result in invocation.results.items():
         arrays[name] = array = result.array
         if result.made or array is None:  # new, or of JAX
-            arrays[name] = invocation.present(operands.finished(array, views[name], stream))
+            arrays[name] = permuted(operands.finished(array, views[name], stream), invocation.axes)
     return invocation.returned(arrays)
 
 
@@ -253,7 +419,7 @@ def _launch(
 ) -> tuple[tuple[str, ...], list[_core.Operand]]:
     """Launches a plan; the names of its operands, and their views."""
     names = invocation.order(plan)
-    taken = [invocation.present(views[name]) for name in names]
+    taken = [permuted(views[name], invocation.axes) for name in names]
     alpha, beta = invocation.call.scalars
     plan(*taken[:-1], out=taken[-1], alpha=alpha, beta=beta, stream=stream)
     return names, taken
@@ -276,7 +442,7 @@ def _delivered(invocation: Invocation, computed: Mapping[str, AnyArray]) -> Any:
     for name, values in computed.items():
         result = invocation.results[name]
         if result.view is None:
-            arrays[name] = invocation.present(operands.host_result(values, invocation.call.like))
+            arrays[name] = permuted(operands.host_result(values, invocation.call.like), invocation.axes)
         else:
             np.copyto(operands.to_numpy(result.view), values.reshape(result.shape), casting="no")
             arrays[name] = result.array

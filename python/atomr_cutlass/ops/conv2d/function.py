@@ -21,9 +21,8 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import accumulator
 from ...pipeline import reduction
-from ...pipeline.call import stored
+from ...pipeline.call import SCALES, Call, Result, stored
 from ...pipeline.call_options import CallOptions, documented
-from ...pipeline.invocation import SCALES, Call, Result
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
 from ..product import Product, refuse_scale_arrays

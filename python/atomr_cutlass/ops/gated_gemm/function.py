@@ -18,9 +18,8 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import gemm_types
 from ...pipeline import reduction
-from ...pipeline.call import stored
+from ...pipeline.call import Call, Result, stored
 from ...pipeline.call_options import CallOptions, documented
-from ...pipeline.invocation import Call, Result
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec, broadcast_batches
 from ..gemm import reference as gemm_reference

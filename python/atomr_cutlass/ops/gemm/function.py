@@ -21,9 +21,8 @@ from ...generator.epilogue.tree import RESULT
 from ...generator.key import ROW
 from ...generator.rules import FP8_TYPES, accumulator, gemm_types, supports_layouts
 from ...pipeline import devices, reduction
-from ...pipeline.call import stored
+from ...pipeline.call import Call, Result, stored
 from ...pipeline.call_options import CallOptions, documented
-from ...pipeline.invocation import Call, Result
 from ...pipeline.plan import Plan
 from ...pipeline.problem import broadcast_batches, broadcasts_to
 from ..product import Product

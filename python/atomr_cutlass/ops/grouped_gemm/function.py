@@ -24,9 +24,8 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT, EpilogueVisitorTree
 from ...generator.rules import FP8_TYPES, accumulator
 from ...pipeline import reduction
-from ...pipeline.call import stored
+from ...pipeline.call import Call, Invocation, Result, stored
 from ...pipeline.call_options import CallOptions, documented
-from ...pipeline.invocation import Call, Invocation, Result, labelled, numbers_of
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
 from ..product import Product
@@ -298,10 +297,10 @@ def _parse(call: Call) -> Invocation:
         )
     if call.follows:
         refuse_scale_d(scale_d)
-    for label, array in labelled({RESULT: call.out}).items():
+    outs = {f"{RESULT}[{g}]": out for g, out in enumerate(call.out)} if is_list(call.out) else {RESULT: call.out}
+    for label, array in outs.items():
         refuse_jax_out(array, label)
-    numbers = numbers_of(arrays)
-    given = {name: arrays[name] for name in _PRODUCT if name not in numbers} | {"c": call.c, RESULT: call.out}
+    given = {name: arrays[name] for name in _PRODUCT if name not in call.numbers} | {"c": call.c, RESULT: call.out}
     check_kinds(given if call.epilogue is not None else {**given, "bias": arrays["bias"]})
     lists = {name for name, array in {**arrays, **call.others, RESULT: call.out}.items() if is_list(array)}
     views, form, over, extents = groups_of({name: array for name, array in given.items() if array is not None}, lists)
@@ -324,7 +323,7 @@ def _parse(call: Call) -> Invocation:
         call, over, views, taken={*_PRODUCT, "scale_d"} - {"c"},
         out_dtype=result_dtype_of(views, options.out_dtype, dtype), acc=accumulator(dtype),
     )  # fmt: skip
-    traced, outs = epilogue.traced, labelled({RESULT: call.out})
+    traced = epilogue.traced
     return _GroupedGemm(
         call=call,
         inputs={label: view for label, view in every.items() if label not in over.shapes} | epilogue.inputs,

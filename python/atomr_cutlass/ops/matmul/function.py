@@ -24,9 +24,8 @@ from ...generator.epilogue.tree import RESULT
 from ...generator.key import ROW
 from ...generator.rules import FP8_TYPES, accumulator, gemm_types, supports_layouts
 from ...pipeline import devices, reduction
-from ...pipeline.call import ParsedCall, stored
+from ...pipeline.call import Call, ParsedCall, Result, stored
 from ...pipeline.call_options import CallOptions
-from ...pipeline.invocation import Call, Result, numbers_of
 from ...pipeline.operation import settled
 from ...pipeline.plan import Plan
 from ...pipeline.problem import GemmProblem
@@ -258,7 +257,7 @@ def _parse(call: Call) -> _Matmul:
     """Checks the arrays."""
     options, (described, extents, *_) = call.options, call.own
     matrices = Matrices(*described, *shape_of(extents))
-    numbers = numbers_of(call.arrays)
+    numbers = call.numbers
     arrays = {name: array for name, array in call.arrays.items() if array is not None and name not in numbers}
     if call.out is not None:
         arrays["d"] = call.out

@@ -11,9 +11,9 @@ from ...checks import NUMBERS, check_number, check_options, expect
 from ...errors import InvalidOperandError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
+from ...pipeline.call import BACKENDS
 from ...pipeline.call_options import documented
 from ...pipeline.heuristic import KernelUse
-from ...pipeline.invocation import BACKENDS
 from ...pipeline.request import expect_extent
 from .epilogues import FORMS, Form, MatmulEpilogue
 

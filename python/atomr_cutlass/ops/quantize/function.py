@@ -26,10 +26,9 @@ from ...generator.families.quantize import quantize as quantize_key
 from ...generator.key import KernelKey
 from ...generator.rules import FP8_TYPES
 from ...pipeline import devices, select
-from ...pipeline.call import stored
+from ...pipeline.call import Call, Invocation, Result, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.candidate import Candidate
-from ...pipeline.invocation import Call, Invocation, Result
 from ...pipeline.plan import Plan, Steps
 from ...pipeline.problem import is_dense, row_major
 from ...pipeline.search import ExactSearch

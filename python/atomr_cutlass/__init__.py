@@ -30,6 +30,7 @@ from .pipeline.candidate import KernelInfo
 from .pipeline.plan import Plan
 from .pipeline.plan import Plan as OpPlan
 from .pipeline.plan_cache import CachedPlan, PlanCache, PlanKey
+from .pipeline.planning import plan
 from .pipeline.table import kernels, load_pack
 
 if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
@@ -53,7 +54,6 @@ if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from .pipeline.bindings import BoundPlan
     from .pipeline.explanation import Explanation, explain
     from .pipeline.heuristic import HeuristicCache, heuristics
-    from .pipeline.planner import plan
     from .pipeline.request import GemmEpilogue
     from .pipeline.tune import load_tuning, tune
     from .pipeline.tuning import TuneRecord
@@ -155,7 +155,6 @@ _DEFERRED = {
     "ops.matmul.request": ("HeuristicKey", "MatmulRequest", "ScaleSet"),
     "pipeline.heuristic": ("HeuristicCache", "heuristics"),
     "serving.messages": ("CutlassMsg", "RefitMsg"),
-    "pipeline.planner": ("plan",),
     "pipeline.tune": ("load_tuning", "tune"),
     "pipeline.tuning": ("TuneRecord",),
     "ops.quantize.function": ("QuantizedArray", "dequantize", "quantize"),

@@ -20,7 +20,7 @@ import golden_gpu
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, _core, heuristics
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.pipeline import devices, planner, planning, select, table, tuning
+from atomr_cutlass.pipeline import devices, planning, select, table, tuning
 from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.operation import operation_of, planned_operations, request_from
 from atomr_cutlass.pipeline.plan_cache import kept_plans
@@ -72,7 +72,7 @@ def useless(request: Request) -> KernelKey:
 
 def planned(request: Request, **options: Any) -> str:
     """The name of the kernel that a new plan of a request has."""
-    return planner.plan(request, **options).main.key.name
+    return planning.plan(request, **options).main.key.name
 
 
 def called(request: Request) -> str:
@@ -195,12 +195,12 @@ def case_the_workspace_is_bounded_all_the_same() -> None:
     for request in requests():
         for candidate in others(request):
             heuristics.put(request, candidate.key)
-            size = planner.plan(request).workspace_bytes
+            size = planning.plan(request).workspace_bytes
             if not size:
                 continue
             assert planned(request, workspace_size=size) == candidate.key.name
             with contextlib.suppress(ac.UnsupportedError):  # no kernel needs less
-                assert planner.plan(request, workspace_size=size - 1).workspace_bytes < size
+                assert planning.plan(request, workspace_size=size - 1).workspace_bytes < size
                 limited += 1
             assert heuristics.get(request) == candidate.key
         heuristics.clear()
@@ -214,12 +214,12 @@ def case_kernels_that_are_not_built_are_compiled_where_they_may_be() -> None:
         GPU._table = "empty"
         try:
             assert planned(request, jit="auto") == other.name
-            assert planner.plan(request, jit="auto").origin == "jit"
+            assert planning.plan(request, jit="auto").origin == "jit"
             with pytest.raises(ac.KernelNotFoundError):
                 planned(request, jit="off")
         finally:
             GPU._table = "full"
-        assert planner.plan(request, jit="auto").origin != "jit"
+        assert planning.plan(request, jit="auto").origin != "jit"
         heuristics.clear()
 
 

@@ -29,7 +29,7 @@ import golden_gpu
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, _core
 from atomr_cutlass.generator.families import gemm_sm90
-from atomr_cutlass.pipeline import devices, planner, select, tune, tuning
+from atomr_cutlass.pipeline import devices, planning, select, tune, tuning
 from atomr_cutlass.pipeline.operation import operation_of
 
 ARCH = SmArch.SM90A
@@ -96,7 +96,7 @@ def measured(seconds: Callable[[str], float] = drawn, mismatches: Callable[[str]
 
 def launched(request: Any) -> str:
     """The kernel and launch options of a new plan of a request."""
-    plan = planner.plan(request)
+    plan = planning.plan(request)
     operation = operation_of(request)
     arrays = {
         label: _core.Operand((place + 1) << 38, spec.shape, spec.strides, spec.dtype.dlpack, 2, 0, False, None)

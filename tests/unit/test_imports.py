@@ -42,7 +42,7 @@ LAYERS = (
     ("cli.cache", "cli.installed", "cli.packs", "epilogue.bind", "epilogue.validate"),
     ("pipeline.planning",),
     ("ops.conv2d.kernels", "ops.gemm.plans", "ops.grouped_gemm.plans", "ops.product", "ops.quantize.function",
-     "pipeline.planner", "serving.in_flight", "serving.messages"),
+     "serving.in_flight", "serving.messages"),
     ("pipeline.verify", "serving.mailbox"),
     ("ops.conv2d.plans", "ops.gemm.arguments", "ops.gemm.request", "ops.gemv.kernels", "ops.grouped_gemm.function",
      "pipeline.tune", "serving.actor"),
@@ -322,7 +322,7 @@ def test_importing_loads_no_framework_and_starts_no_cuda() -> None:
 DEFERRED = {
     "epilogue.validate", "ops.conv2d.function", "ops.conv2d.request", "ops.gated_gemm.function", "ops.gemm.request",
     "ops.grouped_gemm.function", "ops.grouped_gemm.request", "ops.matmul.function", "ops.quantize.function",
-    "pipeline.bindings", "pipeline.explanation", "pipeline.pack", "pipeline.planner", "reference", "serving.actor",
+    "pipeline.bindings", "pipeline.explanation", "pipeline.pack", "reference", "serving.actor",
     "serving.in_flight", "serving.mailbox", "serving.messages", "serving.supervisor",
 }  # fmt: skip
 
@@ -374,7 +374,7 @@ for name in ac.__all__:
     assert isinstance(value, types.ModuleType) is (name == "epilogue"), name
     assert getattr(ac, name) is value, name
 import atomr_cutlass.pipeline.plan, atomr_cutlass.epilogue
-assert ac.plan is importlib.import_module("atomr_cutlass.pipeline.planner").plan
+assert ac.plan is importlib.import_module("atomr_cutlass.pipeline.planning").plan
 assert ac.epilogue.EvtBuilder is ac.EvtBuilder
 """
     for first in ("epilogue", "pipeline.plan", "cli.app", "ops.matmul.function", "pipeline.explanation"):

@@ -53,7 +53,6 @@ class Result(NamedTuple):
         shape: its extents, as kernels have them.
         element: DLPack's (type code, bits).
         array: the caller's, or a new one; None where that is not made yet, or JAX imports it when it is finished.
-        view: of that array.
         made: whether the array is a new one.
     """
 
@@ -73,7 +72,6 @@ class Call:
         arrays: of the operation by name, None for those that are not given; scales may be numbers. Where the first is a
             list, others may be too. The first says of which kind results are.
         out: where the result is to be written, or None; then a list.
-        epilogue: a tree or a function, or None.
         others: the arguments for the epilogue by name, which then may be lists too.
         own: the options of the function alone.
         parsed: whether such calls are parsed although a plan is kept for them.

@@ -269,11 +269,6 @@ def planned_operations() -> Mapping[str, PlannedOperation[Any]]:
     return {name: found for name, found in operations().items() if isinstance(found, PlannedOperation)}
 
 
-@functools.cache
-def _by_request_type() -> dict[type, PlannedOperation[Any]]:
-    return {operation.request_type: operation for operation in planned_operations().values()}
-
-
 def refusal_of(function: str, option: str) -> str | None:
     """Why a public function does not take an option; None where no operation says so."""
     found = (operation for operation in operations().values() if function == (operation.function or operation.name))
@@ -282,11 +277,12 @@ def refusal_of(function: str, option: str) -> str | None:
 
 def operation_of(request: Any) -> PlannedOperation[Any]:
     """The operation of a request that plans are made from."""
-    known = _by_request_type()
+    known = planned_operations().values()
     for kind in type(request).__mro__:
-        if kind in known:
-            return known[kind]
-    *names, last = (kind.__name__ for kind in known)
+        for operation in known:
+            if operation.request_type is kind:
+                return operation
+    *names, last = (operation.request_type.__name__ for operation in known)
     raise InvalidOperandError(f"request is a {type(request).__name__}; expected a {', '.join(names)} or {last}")
 
 

@@ -1,4 +1,4 @@
-"""The plan of a problem: with the kernel that is remembered or the best one, within a limit of workspace.
+"""`plan`, and the plan of a problem: with the kernel that is remembered or the best one, within a limit of workspace.
 
 A plan that begins with a slow kernel of the table switches to a better one when that has been compiled.
 """
@@ -6,25 +6,31 @@ A plan that begins with a slow kernel of the table switches to a better one when
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from .. import _core
 from ..arrays import symbols
 from ..arrays.views import BYTE
+from ..checks import check_index, check_options
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.epilogue.lower import has_tree, is_gated
 from ..jit import kernels
-from . import select
+from . import devices, select
 from .call_options import documented
 from .candidate import Candidate
 from .devices import Device
 from .heuristic import KernelUse, heuristics
 from .plan import BACKENDS, Plan
 from .search import KernelSearch
+
+if TYPE_CHECKING:
+    from .bindings import BoundPlan
+    from .request import Request
 
 F = TypeVar("F")
 
@@ -48,9 +54,6 @@ class PlanOptions:
         in_background: whether another thread than the call's makes the plan, beside which streams may be captured: an
             epilogue is not validated there, and the plan says so; see `Plan.checked`.
         candidate: the kernel, which need not be the best one and is not validated; None chooses it.
-
-    Raises:
-        InvalidOperandError: `backend` is not one of BACKENDS.
     """
 
     arch: SmArch | None = None
@@ -78,20 +81,94 @@ Build = Callable[[Candidate[F], PlanOptions], Plan]
 """Makes the plan of a problem with one of its kernels."""
 
 
+@overload
+def plan(
+    request: Request,
+    device: int | None = None,
+    *,
+    b: None = None,
+    backend: str = "auto",
+    jit: str | None = None,
+    workspace_size: int | None = None,
+) -> Plan: ...
+
+
+@overload
+def plan(
+    request: Request,
+    device: int | None = None,
+    *,
+    b: Any,
+    backend: str = "auto",
+    jit: str | None = None,
+    workspace_size: int | None = None,
+) -> BoundPlan: ...
+
+
+@functools.partial(documented, own=PlanOptions)
+def plan(
+    request: Request,
+    device: int | None = None,
+    *,
+    b: Any = None,
+    backend: str = "auto",
+    jit: str | None = None,
+    workspace_size: int | None = None,
+) -> Plan | BoundPlan:
+    """Chooses a kernel for a request and allocates what it needs; compiles the kernel where the table lacks it.
+
+    Not while a CUDA graph is captured: a plan whose kernel was compiled at run time asks the GPU for its parameters.
+
+    Args:
+        request: the request to compute; its operands are dense, batches and images outermost.
+        device: index of the GPU; None is GPU 0.
+        b: the operand that a `binding` of the request keeps, such as `b` of a GEMM (of a grouped one a list), on that
+            GPU: the plan is then called without it, and `refit` gives it new values.
+
+    Returns:
+        The plan, called with the arrays that its `slots` name, in that order: of a GEMM without scales, bias,
+        activation and tree (a, b, c=None, *, out=None, ...).
+
+    Raises:
+        InvalidOperandError: `request` is no request.
+        UnsupportedError: no kernel of the matrix serves it; the reason says what would cure it. Or the first use of an
+            epilogue gave wrong results on this GPU.
+        KernelNotFoundError: a kernel would serve it but is not in the table, and must not be compiled; names it and
+            what adds it.
+        CompileError: its source does not compile.
+        DeviceUnavailableError: there is no GPU, or NVRTC is needed and missing.
+    """
+    from .operation import operation_of  # which calls of functions do not need
+
+    operation = operation_of(request)
+    check_options(backend=backend, jit=jit, workspace_size=workspace_size)
+    if device is not None:
+        check_index(device, "device")
+    made = operation.plan(
+        request,
+        devices.get(int(device or 0)).index,
+        arch=request.arch,
+        alpha=request.epilogue.alpha,
+        beta=request.epilogue.beta,
+        backend=backend,
+        jit=jit,
+        workspace_size=workspace_size,
+    )
+    made.request = request
+    made.key = request.plan_key()
+    if b is None:
+        return made
+    from .bindings import BoundPlan
+
+    return BoundPlan(made, b)
+
+
 def planned(search: KernelSearch[F], build: Build[F], options: PlanOptions) -> Plan:
     """A plan with a kernel of a search.
 
     Where that is one of the table and a much better one is being compiled, launches switch to that when it is ready. If
     its epilogue has to be validated first, or its plan has other operands, the plan stays as it is and is `superseded`.
-
-    Args:
-        search: the kernels of a problem.
-        build: makes the plan of a candidate. It outlives the call where a kernel is compiled in the background.
-        options: of the plan.
-
-    Raises:
-        UnsupportedError, KernelNotFoundError: as `select.choose`; or every kernel needs more workspace, or one must be
-            compiled and the stream is being captured.
+    `build` outlives the call where a kernel is compiled in the background.
     """
     if options.candidate is not None:
         return build(options.candidate, options)

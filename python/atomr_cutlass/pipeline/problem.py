@@ -76,9 +76,7 @@ class GemmProblem:
     """D = alpha A B + beta C over batches, as the caller's arrays lie.
 
     Attributes:
-        a, b, c, d: the caller's arrays; batch dimensions of a, b and c broadcast to those of d. `c` is None where there
-            is none.
-        math: math mode of the kernel key.
+        a, b, c, d: the caller's arrays; batch dimensions of a, b and c broadcast to those of d.
         device: index of the GPU.
         epilogue: id of the kernel key's epilogue.
         scale_granularity: rows of A, columns of B and elements of K that share a block scale; zeros without any.
@@ -127,11 +125,7 @@ class GemmProblem:
 
 
 def broadcast_batches(a: Sequence[int], b: Sequence[int], name: str = "b") -> tuple[int, ...]:
-    """The batch dimensions of the result, as NumPy broadcasts those of `a` and of another array of this name.
-
-    Raises:
-        InvalidOperandError: they do not broadcast.
-    """
+    """The batch dimensions of the result, as NumPy broadcasts those of `a` and of another array of this name."""
     if not a and not b:
         return ()
     result = []
@@ -149,11 +143,7 @@ def broadcasts_to(batches: Sequence[int], wanted: Sequence[int]) -> bool:
 
 
 def broadcast_to(spec: MatrixSpec, batches: tuple[int, ...], name: str) -> MatrixSpec:
-    """The spec with these batch dimensions; broadcast ones get stride 0.
-
-    Raises:
-        InvalidOperandError: its batch dimensions do not broadcast to them.
-    """
+    """The spec with these batch dimensions; broadcast ones get stride 0."""
     own = spec.shape[:-2]
     if not broadcasts_to(own, batches):
         raise InvalidOperandError(f"batch dimensions {own} of {name} do not broadcast to {batches}")
@@ -163,11 +153,7 @@ def broadcast_to(spec: MatrixSpec, batches: tuple[int, ...], name: str) -> Matri
 
 
 def over_batches(problem: GemmProblem) -> list[MatrixSpec]:
-    """A, B, C (D where there is none), D and the operands of a tree, each with the batch dimensions of D.
-
-    Raises:
-        InvalidOperandError: batch dimensions of one do not broadcast to them.
-    """
+    """A, B, C (D where there is none), D and the operands of a tree, each with the batch dimensions of D."""
     batches = problem.d.shape[:-2]
     named = [(problem.a, "a"), (problem.b, "b"), (problem.c or problem.d, "c"), (problem.d, "out")]
     named += [(spec, "an operand of the epilogue") for spec in problem.operands]
@@ -175,12 +161,7 @@ def over_batches(problem: GemmProblem) -> list[MatrixSpec]:
 
 
 def views(spec: MatrixSpec, name: str) -> list[View]:
-    """The ways to read the matrices of a spec: usually one, more where an extent of 1 leaves a stride open.
-
-    Raises:
-        InvalidOperandError: a negative stride.
-        UnsupportedError: no dimension is contiguous.
-    """
+    """The ways to read the matrices of a spec: usually one, more where an extent of 1 leaves a stride open."""
     (rows, columns), (row_stride, column_stride) = spec.shape[-2:], spec.strides[-2:]
     for extent, stride in zip(spec.shape, spec.strides, strict=True):
         if stride < 0 and extent > 1:
@@ -216,11 +197,7 @@ class Batches:
 
 
 def collapse_batches(problem: GemmProblem) -> Batches:
-    """Merges batch dimensions as far as one stride per operand reaches; what is left becomes outer launches.
-
-    Raises:
-        UnsupportedError: that would take more than MAX_OUTER launches.
-    """
+    """Merges batch dimensions as far as one stride per operand reaches; what is left becomes outer launches."""
     batches, specs = problem.d.shape[:-2], over_batches(problem)
     if not batches:
         zeros = (0,) * len(specs)
@@ -270,12 +247,10 @@ class GemmFormulation(NamedTuple):
 
     Attributes:
         swapped: whether the kernel computes D^T = B^T A^T, so that its A is the caller's B, transposed.
-        m, n, k, batch: extents.
         layout_a, layout_b, layout_d: as in a kernel's key.
         lda, ldb, ldc, ldd, batch_strides: in elements; the latter of A, B, C and D.
         align_a, align_b, align_d: elements.
         problem: the GEMM, its epilogue as the kernel's key has it.
-        batches: its batch dimensions.
         divided: whether the kernel divides K, and another adds up what it leaves in the accumulator's type.
         copied: the operand that the kernel reads a copy of; its layout, leading dimension and alignment are here those
             of the copy.
@@ -315,13 +290,8 @@ class GemmFormulation(NamedTuple):
 
 
 def formulations(problem: GemmProblem) -> list[GemmFormulation]:
-    """Every way in which a kernel could serve the problem, those with a row-major D first.
-
-    Raises:
-        InvalidOperandError, UnsupportedError: an operand no kernel can read.
-    """
-    found = []
-    batches = collapse_batches(problem)
+    """Every way in which a kernel could serve the problem, those with a row-major D first."""
+    found, batches = [], collapse_batches(problem)
     views_c = views(problem.c, "c") if problem.c is not None else None
     for view_d, view_a, view_b in itertools.product(
         views(problem.d, "out"), views(problem.a, "a"), views(problem.b, "b")

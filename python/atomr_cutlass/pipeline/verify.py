@@ -16,7 +16,7 @@ from ..reference.parts import Tolerance
 from . import devices
 from .operation import PlannedOperation, described, operation_of
 from .plan import Plan
-from .planner import plan
+from .planning import plan
 from .probe import Track, checked, uploaded
 from .request import Request
 

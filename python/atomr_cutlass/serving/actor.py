@@ -19,7 +19,7 @@ from ..pipeline.bindings import Binding
 from ..pipeline.call import ParsedCall
 from ..pipeline.operation import operands_of, operation_of, planned_operations, settled
 from ..pipeline.plan_cache import CachedPlan, PlanCache, PlanKey
-from ..pipeline.planner import plan
+from ..pipeline.planning import plan
 from ..pipeline.request import Request
 from .in_flight import BoundOperand, Work, launched
 from .messages import Compute, CutlassMsg, Launch, Refit, RefitMsg, Run

@@ -115,7 +115,7 @@ def keys(device: Device) -> list[KernelKey]:
 
 
 def _keys_of(request: MatmulRequest, device: Device) -> list[KernelKey]:
-    call: Any = function.parsed(request).invocation
+    call: Any = function.parsed(request)
     views = call.inputs | {name: result.view for name, result in call.results.items()}
 
     def key(views: dict[str, _core.Operand], tree: EpilogueVisitorTree | None) -> KernelKey:

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import _core
 from ..arrays.numerics import AnyArray
-from ..checks import NUMBERS
-from ..errors import UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import RESULT
-from ..pipeline.call import SCALES, Invocation
+from ..pipeline.call import Invocation
 
 if TYPE_CHECKING:
     from ..epilogue.bind import BoundEpilogue
@@ -62,10 +60,3 @@ class Product(Invocation):
         how: dict[str, Any] = {} if scale_d is None else {"scale_d": scale_d}
         how |= {"bias": host.get("bias"), "activation": self.call.options.activation}
         return {RESULT: compute(out_dtype=self.result, **how).reshape(self.results[RESULT].shape)}
-
-
-def refuse_scale_arrays(arrays: Mapping[str, Any], reason: str) -> None:
-    """Refuses scales that are no numbers, for kernels that read none from the device, with this reason."""
-    for name in SCALES:
-        if arrays[name] is not None and not isinstance(arrays[name], NUMBERS):
-            raise UnsupportedError(f"{name} is a {type(arrays[name]).__name__}: {reason}")

@@ -13,7 +13,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -130,6 +130,12 @@ class Call:
         of_d = float(numbers.get("scale_d", 1))
         return math.prod(map(float, numbers.values()), start=float(alpha)), float(beta) * of_d
 
+    def refuse_scale_arrays(self, reason: str) -> None:
+        """Refuses scales that are no numbers, for kernels that read none from the device."""
+        for name in SCALES:
+            if self.arrays[name] is not None and name not in self.numbers:
+                raise UnsupportedError(f"{name} is a {type(self.arrays[name]).__name__}: {reason}")
+
     def check(self, function: str, **more: Any) -> None:
         """Checks everything that needs no array, `more` options of the function's own among it."""
         options = self.options
@@ -154,6 +160,7 @@ class Invocation(abc.ABC):
         arrange: makes of results by name what the caller gets; None: that is D. It outlives the call.
         axes: the kernels' dimensions in the caller's order; empty where that is the same.
         memory: whether arrays stand for memory: views have other extents and strides than the caller's arrays.
+        stream: where `run` launches.
         numpy_on_host: whether NumPy serves host arrays, with or without a GPU.
     """
 
@@ -163,6 +170,7 @@ class Invocation(abc.ABC):
     arrange: Callable[[Mapping[str, Any]], Any] | None = None
     axes: tuple[int, ...] = ()
     memory: bool = False
+    stream: int = 0
     numpy_on_host: ClassVar[bool] = False
 
     @property
@@ -174,6 +182,11 @@ class Invocation(abc.ABC):
     def on_gpu(self) -> bool:
         """Whether the operands are on a GPU."""
         return self.first.device_type == CUDA
+
+    @property
+    def device(self) -> int:
+        """Index of the GPU, of that which serves host arrays for these."""
+        return self.first.device if self.on_gpu else 0
 
     @property
     def views(self) -> dict[str, _core.Operand]:
@@ -221,16 +234,24 @@ class Invocation(abc.ABC):
         """A host array of a view."""
         return operands.download(view) if self.on_gpu else operands.to_numpy(view)
 
+    def for_another_thread(self) -> Invocation:
+        """The same with its results allocated, from where the caller works, for the launch stream that is current."""
+        allocated = _allocated(self) if self.on_gpu else self
+        return replace(allocated, stream=operands.launch_stream().handle)
+
+    def run(self) -> Any:
+        """Computes; what the function returns, which on a GPU is in flight on the stream."""
+        with operands.launching(self.stream, None, awaited=True):
+            return _served(self, None)
+
 
 def stored(*environment: str, **arrays: str) -> Callable[[FunctionT], FunctionT]:
     """Makes a function that computes of one that describes its calls, which returns a `Call`.
 
     A call whose arrays and options are like those of an earlier one is served with its plan, without being described.
-
-    Args:
-        environment: the variables that calls depend on, beside that which says whether kernels may be compiled.
-        arrays: the parameters of arrays, by the operands' names; that of the function's first is the first. The names
-            of _ROLES are known; other parameters are options.
+    `environment` names the variables that calls depend on, beside that which says whether kernels may be compiled;
+    `arrays` the parameters of arrays, by the operands' names, in the function's order. Those of _ROLES are known, and
+    other parameters are options.
     """
     labels = {parameter: operand for operand, parameter in arrays.items()} | {name: name for name in _LABELS}
 
@@ -278,39 +299,6 @@ def _serve(call: Call | Any, pending: _core.PendingCall | None) -> Any:
         return _served(call.parse(call), pending)
 
 
-@dataclass(frozen=True)
-class ParsedCall:
-    """A call that one thread has parsed, for another to run on a stream."""
-
-    invocation: Invocation
-    stream: int
-
-    @classmethod
-    def of(cls, invocation: Invocation) -> ParsedCall:
-        """A call with its results allocated, from where the caller works, for the launch stream that is current."""
-        allocated = _allocated(invocation) if invocation.on_gpu else invocation
-        return cls(allocated, operands.launch_stream().handle)
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the arrays are on a GPU."""
-        return self.invocation.on_gpu
-
-    @property
-    def device(self) -> int:
-        """Index of the GPU, of that which serves host arrays for these."""
-        return self.invocation.first.device if self.on_gpu else 0
-
-    def on(self, stream: int) -> ParsedCall:
-        """The same on another stream."""
-        return replace(self, stream=stream)
-
-    def run(self) -> Any:
-        """Computes; what the function returns, which on a GPU is in flight on the stream."""
-        with operands.launching(self.stream, None, awaited=True):
-            return _served(self.invocation, None)
-
-
 def _served(invocation: Invocation, pending: _core.PendingCall | None) -> Any:
     """Runs a call, and keeps its plan for others like it, unless `pending` is None."""
     first = invocation.first
@@ -320,7 +308,16 @@ def _served(invocation: Invocation, pending: _core.PendingCall | None) -> Any:
     invocation.check_kernels()
     if invocation.by_reference:
         return _on_reference(invocation)
-    return _on_host(invocation) if first.device_type == CPU else _on_gpu(invocation, pending)
+    if first.device_type == CPU:
+        return _on_host(invocation)
+    invocation, stream = _allocated(invocation), operands.launch_stream().handle
+    views = invocation.views
+    if invocation.empty:
+        invocation.write_nothing(views, stream)
+        return _finished(invocation, views, stream)
+    kept = None if pending is None else pending.plan
+    plan = invocation.plan(views, like=invocation.call.like, stream=stream) if kept is None else kept
+    return _launched(invocation, views, plan, None, pending if kept is None else None)
 
 
 def _allocated(invocation: Invocation) -> Invocation:
@@ -334,14 +331,13 @@ def _allocated(invocation: Invocation) -> Invocation:
     return replace(invocation, results=results)
 
 
-_Learned: TypeAlias = "tuple[list[tuple[Any, ...]], _core.Blueprint, Callable[[_core.Blueprint, Any], Plan]]"
-"""The program of a traced plan, and what launches it again."""
-
-
 def _traced(
     call: Call, pending: _core.PendingCall
-) -> tuple[Invocation, dict[str, _core.Operand], Plan, _Learned] | None:
-    """A call that is planned with symbols for extents; None where its plan depends on more, or there is none."""
+) -> tuple[Invocation, dict[str, _core.Operand], Plan, tuple[Any, ...]] | None:
+    """A call that is planned with symbols for extents; None where its plan depends on more, or there is none.
+
+    It comes with its views, its plan, and the plan's program with what launches it again.
+    """
     try:
         with symbols.tracing(pending.inputs()) as trace:
             invocation, stream = call.parse(call), operands.launch_stream().handle
@@ -362,19 +358,8 @@ def _traced(
     return invocation, views, plan, (trace.program, *plan.cached_launch)
 
 
-def _on_gpu(invocation: Invocation, pending: _core.PendingCall | None) -> Any:
-    invocation, stream = _allocated(invocation), operands.launch_stream().handle
-    views = invocation.views
-    if invocation.empty:
-        invocation.write_nothing(views, stream)
-        return _finished(invocation, views, stream)
-    kept = None if pending is None else pending.plan
-    plan = invocation.plan(views, like=invocation.call.like, stream=stream) if kept is None else kept
-    return _launched(invocation, views, plan, None, pending if kept is None else None)
-
-
 def _launched(
-    invocation: Invocation, views: dict[str, _core.Operand], plan: Any, learned: _Learned | None,
+    invocation: Invocation, views: dict[str, _core.Operand], plan: Any, learned: tuple[Any, ...] | None,
     pending: _core.PendingCall | None,
 ) -> Any:  # fmt: skip
     """Launches a plan, and keeps it unless `pending` is None, with what has been learned of it."""

@@ -24,7 +24,7 @@ from .problem import MatrixSpec
 if TYPE_CHECKING:  # signatures name types that only operations construct
     from ..epilogue.bound import Fusion
     from ..generator.key import KernelKey
-    from .call import ParsedCall
+    from .call import Invocation
     from .candidate import Candidate
     from .devices import Device
     from .plan import Plan
@@ -147,7 +147,7 @@ class CallOperation(Operation, abc.ABC):
     unplanned = "a request has its arrays: there is none without"
 
     @abc.abstractmethod
-    def call(self, request: Any) -> ParsedCall:
+    def call(self, request: Any) -> Invocation:
         """Checks the arrays of a request."""
 
 

@@ -172,15 +172,15 @@ def planned(search: KernelSearch[F], build: Build[F], options: PlanOptions) -> P
     """
     if options.candidate is not None:
         return build(options.candidate, options)
-    backend, workspace_size, use = options.backend, options.workspace_size, options.use
-    search.named = heuristics.wanted(use, search.tuned_problem)
+    backend, workspace_size = options.backend, options.workspace_size
+    search.named = heuristics.wanted(options.use, search.tuned_problem)
     if workspace_size is not None:
         symbols.refuse()  # the kernel depends on what a plan needs
     policy = kernels.policy(options.jit)
     candidate, better = select.decide(search, backend=backend, jit=policy, stream=options.stream)
     # With "background" the kernel may change while the plan lives; a plan with symbols is that of many problems.
     changes = better is not None or policy == "background" or symbols.current() is not None
-    noted = use is not None and not (candidate.named or changes)
+    use = None if candidate.named or changes else options.use
     if better is not None or candidate.info is None:
         symbols.refuse()  # the plan is replaced, or waits for a compiler
 
@@ -206,7 +206,7 @@ def planned(search: KernelSearch[F], build: Build[F], options: PlanOptions) -> P
                 f"{made.kernel_name} needs {made.workspace_bytes} bytes of workspace; workspace_size is "
                 f"{workspace_size}: give as much, or None"
             )
-    if use is not None and noted:
+    if use is not None:
         heuristics.note(use, candidate.key)
     if better is not None:
         _improve(made, better, plan_of, search.device, options)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..arrays.numerics import PRECISIONS, default_out_dtype, math_mode
 from ..checks import check_options, expect, shown
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from .search import KernelSearch
 
 T = TypeVar("T")
-Members: TypeAlias = "tuple[CutlassDtype, ...] | tuple[SmArch, ...]"
 
 _BIAS_TYPES = (CutlassDtype.F64, CutlassDtype.F32, CutlassDtype.F16, CutlassDtype.BF16)
 """Element types of a result whose bias has them too; else it is float32."""
@@ -220,7 +219,9 @@ def precision_of(key: KernelKey) -> str | None:
     return key.math if key.math in PRECISIONS else None
 
 
-def expect_served(op: str, dtype: CutlassDtype, arch: SmArch | None, dtypes: Members, archs: Members) -> None:
+def expect_served(
+    op: str, dtype: CutlassDtype, arch: SmArch | None, dtypes: Collection[CutlassDtype], archs: Collection[SmArch]
+) -> None:
     """Refuses a dtype or a target that an operation has no kernels for."""
     for value, served in ((dtype, dtypes), (arch, archs)):
         if value is not None and value not in served:

@@ -16,7 +16,7 @@ from ..errors import ContextPoisonedError, InvalidOperandError, LibraryError
 from ..jit import kernels
 from ..jit.locks import KeyedLocks, renewed
 from ..pipeline.bindings import Binding
-from ..pipeline.call import ParsedCall
+from ..pipeline.call import Invocation
 from ..pipeline.operation import operands_of, operation_of, planned_operations, settled
 from ..pipeline.plan_cache import CachedPlan, PlanCache, PlanKey
 from ..pipeline.planning import plan
@@ -259,7 +259,7 @@ class CutlassActor:
         reached = self._launch(made, request, key, launch)
         return Work(launch.finished, launch.stream, (reached,))
 
-    def _placed(self, work: Launch | ParsedCall, instead: str, *, named: bool) -> int:
+    def _placed(self, work: Launch | Invocation, instead: str, *, named: bool) -> int:
         """The stream of work: the message's or, where the sender has named none, the actor's, behind the message's."""
         _refuse_captured(work.device, work.stream, instead)
         if named or self._stream is None:
@@ -274,7 +274,8 @@ class CutlassActor:
             result = call.run()
             return Work(lambda: result)
         self._check_device(call.device)
-        call = call.on(self._placed(call, f"ac.{msg.operation.name}", named=msg.request.stream is not None))
+        stream = self._placed(call, f"ac.{msg.operation.name}", named=msg.request.stream is not None)
+        call = replace(call, stream=stream)
         answer: list[Any] = []
         reached = launched(call.device, call.stream, lambda: answer.append(call.run()))
         return Work(answer.pop, call.stream, (reached,), kept=call)

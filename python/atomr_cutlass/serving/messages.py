@@ -14,7 +14,7 @@ from ..checks import expect
 from ..errors import CutlassError, InvalidOperandError
 from ..jit import kernels
 from ..pipeline.bindings import Weights, arrays_of, check_operand, import_weights
-from ..pipeline.call import ParsedCall
+from ..pipeline.call import Invocation
 from ..pipeline.operation import CallOperation, OperandSlot, PlannedOperation, operands_of, operation_of, operations
 from ..pipeline.plan_cache import PlanKey
 from ..pipeline.problem import MatrixSpec
@@ -151,7 +151,7 @@ class Compute(_Importing[Launch], CutlassMsg):
 
 
 @dataclass(frozen=True, eq=False)
-class Run(_Importing[ParsedCall], CutlassMsg):
+class Run(_Importing[Invocation], CutlassMsg):
     """A message that computes a request which has its arrays, and may have a reply, which gets the answer too.
 
     Attributes:

@@ -25,7 +25,7 @@ from ...pipeline.call import SCALES, Call, Result, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
-from ..product import Product, refuse_scale_arrays
+from ..product import Product
 from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, as_images, conv_geometry, result_shape
 from .plans import make
 from .problem import ConvProblem, check_channels
@@ -315,7 +315,7 @@ def _parse(call: Call) -> _Convolution:
     call.check("conv2d" if own.op == FPROP else own.op, layout=own.layout)
     if own.layout not in LAYOUTS:
         raise InvalidOperandError(f"unknown layout {own.layout!r}; valid: {', '.join(LAYOUTS)}")
-    refuse_scale_arrays(arrays, "convolution kernels read no scales: give a number")
+    call.refuse_scale_arrays("convolution kernels read no scales: give a number")
     bias = arrays["bias"] if call.epilogue is None else None  # else it is an operand of the epilogue
     given = {"a": arrays["a"], "b": arrays["b"], "c": call.c, "bias": bias, RESULT: call.out}
     views = views_of(given, ("a", "b"), dict(zip("ab", OPERANDS[own.op], strict=True)))

@@ -19,7 +19,7 @@ from ...pipeline.call import SCALES, Call, Result, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
-from ..product import Product, refuse_scale_arrays
+from ..product import Product
 from .kernels import make
 from .problem import VectorResult, check_types, product, result_shape
 
@@ -130,7 +130,7 @@ class _Gemv(Product):
 def _parse(call: Call) -> _Gemv:
     call.check("gemv")
     options, arrays = call.options, call.arrays
-    refuse_scale_arrays(arrays, "gemv kernels multiply f16, bf16 and f32, and read no scales: give a number")
+    call.refuse_scale_arrays("gemv kernels multiply f16, bf16 and f32, and read no scales: give a number")
     given = {"a": arrays["a"], "x": arrays["x"], "c": call.c, "out": call.out}
     if call.epilogue is None:
         given["bias"] = arrays["bias"]

@@ -24,7 +24,7 @@ from ...generator.epilogue.tree import RESULT
 from ...generator.key import ROW
 from ...generator.rules import FP8_TYPES, accumulator, gemm_types, supports_layouts
 from ...pipeline import devices, reduction
-from ...pipeline.call import Call, ParsedCall, Result, stored
+from ...pipeline.call import Call, Invocation, Result, stored
 from ...pipeline.call_options import CallOptions
 from ...pipeline.operation import settled
 from ...pipeline.plan import Plan
@@ -103,13 +103,13 @@ def _call(
 _computed = stored(reduction.VARIABLE, a="a", b="b", c="c", bias=BIAS, gelu_aux=AUX, amax_d=AMAX)(_call)
 
 
-def parsed(request: MatmulRequest) -> ParsedCall:
+def parsed(request: MatmulRequest) -> Invocation:
     """A request with its arrays checked, for the launch stream that is current, to be computed later.
 
     Raises:
         InvalidOperandError, UnsupportedError: as `matmul`.
     """
-    return ParsedCall.of(_parse(_call(*request.arguments)))
+    return _parse(_call(*request.arguments)).for_another_thread()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from ...arrays import operands
-from ...pipeline.call import ParsedCall
+from ...pipeline.call import Invocation
 from ...pipeline.operation import CallOperation
 from .function import parsed
 from .request import MatmulRequest
@@ -29,7 +29,7 @@ class MatmulOperation(CallOperation):
         }
     )
 
-    def call(self, request: MatmulRequest) -> ParsedCall:
+    def call(self, request: MatmulRequest) -> Invocation:
         with operands.launching(request.stream, request.a, awaited=True):
             return parsed(request)
 

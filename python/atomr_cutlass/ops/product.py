@@ -51,12 +51,11 @@ class Product(Invocation):
             reduce_nothing(self.epilogue.tree.outputs, views, stream)
 
     def evaluated(
-        self, host: Mapping[str, AnyArray], compute: Callable[..., AnyArray], *, scale_d: float | None = None
+        self, host: Mapping[str, AnyArray], compute: Callable[..., AnyArray], *, scale_d: float | None
     ) -> Mapping[str, AnyArray]:
-        """The results by the operation's reference, `compute`; it gets `scale_d` only where that is no None."""
+        """The results by the operation's reference, `compute`."""
         if self.epilogue is not None and self.call.epilogue is not None:
             # float64 holds the accumulator; alpha = 0 does not make the operands unread here.
             return self.epilogue.evaluate(compute(out_dtype=CutlassDtype.F64), self.fetch, scale_d=scale_d)
-        how: dict[str, Any] = {} if scale_d is None else {"scale_d": scale_d}
-        how |= {"bias": host.get("bias"), "activation": self.call.options.activation}
-        return {RESULT: compute(out_dtype=self.result, **how).reshape(self.results[RESULT].shape)}
+        follows = {"bias": host.get("bias"), "activation": self.call.options.activation, "scale_d": scale_d}
+        return {RESULT: compute(out_dtype=self.result, **follows).reshape(self.results[RESULT].shape)}

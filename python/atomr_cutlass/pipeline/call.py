@@ -102,7 +102,7 @@ class Call:
         """Whether an epilogue, a bias or an activation follows the product."""
         return not (self.epilogue is self.arrays.get("bias") is self.options.activation is None)
 
-    @property
+    @functools.cached_property
     def numbers(self) -> dict[str, float]:
         """The scales that are numbers."""
         return {name: self.arrays[name] for name in SCALES if isinstance(self.arrays.get(name), NUMBERS)}

@@ -61,12 +61,8 @@ def documented(described: DescribedT, own: type | None = None) -> DescribedT:
     """Completes the docstring of a function, or of a dataclass, with texts of others, so that each has one source.
 
     Parameters that its section Args (of a class Attributes) leaves out get their texts in the order of the signature:
-    those of `CallOptions`, of `own` and of a class's parents, the last of these that has one. `{name}` stands for a
-    text to which the docstring adds something.
-
-    Args:
-        described: with the docstring.
-        own: a class that has texts as Attributes: options of such functions alone.
+    those of `CallOptions`, of the class `own` and of a class's parents, the last of these that has one. `{name}` stands
+    for a text to which the docstring adds something.
     """
     if described.__doc__:
         docstring = inspect.cleandoc(described.__doc__)

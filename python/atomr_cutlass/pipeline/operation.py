@@ -59,8 +59,6 @@ class OperandSlot:
     Attributes:
         name: as callers say it: `a`, `x`, `scale_a`, ..., or as an epilogue tree has it; of the result `out`.
         specs: the layout of its array, dimensions in the order of a call; of a list, of each of its arrays.
-        listed: whether it is a list.
-        written: whether a call writes it.
         element: DLPack's (type code, bits) where it is not that of the specs: fp4, e8m0 and masks are bytes, which have
             no name among element types; shapes and strides count bytes then.
     """

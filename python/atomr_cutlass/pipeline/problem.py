@@ -77,7 +77,6 @@ class GemmProblem:
 
     Attributes:
         a, b, c, d: the caller's arrays; batch dimensions of a, b and c broadcast to those of d.
-        device: index of the GPU.
         epilogue: id of the kernel key's epilogue.
         scale_granularity: rows of A, columns of B and elements of K that share a block scale; zeros without any.
         scale_type: of block scales, as in the kernel key.

@@ -249,7 +249,6 @@ class Option:
 
     Attributes:
         name: a Python name; on the command line `--` and dashes.
-        help: a sentence.
         default: of its kind; None is an integer that is not given.
         least: of an integer.
     """

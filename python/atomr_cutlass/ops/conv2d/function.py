@@ -304,10 +304,11 @@ class _Convolution(Product):
             "stride": g.stride, "padding": g.padding, "dilation": g.dilation, "groups": g.groups,
             "alpha": options.alpha, "beta": options.beta, "math": self.math,
         }  # fmt: skip
-        how |= {name: self.call.arrays[name] for name in SCALES}
+        how |= {name: self.call.arrays[name] for name in SCALES[:2]}
         c, op = host.get("c") if self.call.c is not None else None, self.own.op
         given = (op, host["a"], host["b"], result_shape(op, g), c)
-        return self.evaluated(host, functools.partial(convolution, *given, **how))
+        compute = functools.partial(convolution, *given, **how)
+        return self.evaluated(host, compute, scale_d=self.call.arrays["scale_d"])
 
 
 def _parse(call: Call) -> _Convolution:

@@ -33,7 +33,7 @@ class MatrixSpec:
 
     @classmethod
     def of(cls, view: _core.Operand, name: str) -> MatrixSpec:
-        """That of an array, whose name errors give."""
+        """The layout of an array; errors give its name."""
         return cls(view.shape, view.strides, dtype_of(view, name), view.alignment)
 
     @property

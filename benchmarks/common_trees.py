@@ -51,10 +51,10 @@ from atomr_cutlass.ops.grouped_gemm import plans as grouped_plans
 from atomr_cutlass.ops.grouped_gemm.kernels import GroupedSearch
 from atomr_cutlass.ops.grouped_gemm.problem import CONTIGUOUS, GroupedProblem, GroupScale
 from atomr_cutlass.pipeline import select
-from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.plan import Plan
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
+from atomr_cutlass.pipeline.search import Candidate
 
 D = CutlassDtype
 

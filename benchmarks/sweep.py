@@ -42,7 +42,7 @@ from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import select
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.planning import PlanOptions
-from atomr_cutlass.pipeline.rosters import Roster
+from atomr_cutlass.pipeline.search import Roster
 
 BF16, F32 = CutlassDtype.BF16, CutlassDtype.F32
 FINAL, NEAR, FAR = 1.12, 1.2, 2.0

@@ -26,12 +26,11 @@ from .generator.epilogue.tree import EpilogueVisitorTree
 from .generator.matrix import is_fp4_supported, is_fp8_supported, is_supported_for
 from .generator.variables import objections
 from .ops.gemm.function import gemm
-from .pipeline.candidate import KernelInfo
 from .pipeline.plan import Plan
 from .pipeline.plan import Plan as OpPlan
 from .pipeline.plan_cache import CachedPlan, PlanCache, PlanKey
 from .pipeline.planning import plan
-from .pipeline.table import kernels, load_pack
+from .pipeline.table import KernelInfo, kernels, load_pack
 
 if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from . import epilogue

@@ -17,7 +17,7 @@ from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.families import gemm_few_sm90
 from atomr_cutlass.generator.matrix import ARCHS, cells
 from atomr_cutlass.pipeline import table
-from atomr_cutlass.pipeline.candidate import KernelInfo
+from atomr_cutlass.pipeline.table import KernelInfo
 
 TABLE = table.kernels()
 

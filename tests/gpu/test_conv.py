@@ -30,7 +30,7 @@ from atomr_cutlass.ops.conv2d.kernels import ConvFormulation
 from atomr_cutlass.ops.conv2d.problem import ConvProblem
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.call import kept_plans
-from atomr_cutlass.pipeline.candidate import Candidate
+from atomr_cutlass.pipeline.search import Candidate
 from atomr_cutlass.reference import Tolerance
 from conv_layers import LAYERS, RESNET50, Layer
 from fp8_matrices import GuardedFp8, guarded, host

@@ -20,9 +20,9 @@ from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import devices
-from atomr_cutlass.pipeline.candidate import ALONG_N, Candidate
 from atomr_cutlass.pipeline.planning import PlanOptions
 from atomr_cutlass.pipeline.problem import flipped
+from atomr_cutlass.pipeline.search import ALONG_N, Candidate
 from fp8_matrices import Scaling, assert_scaled, guarded, scales, scales_of
 from fp8_matrices import placed as fp8_placed
 from gpu_matrices import Guarded, assert_launches, assert_product, captured, kernel_info, placed, problem_of

@@ -32,7 +32,7 @@ from atomr_cutlass.ops.grouped_gemm import function as grouped_module
 from atomr_cutlass.ops.grouped_gemm import plans as grouped_plan
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.call import kept_plans
-from atomr_cutlass.pipeline.candidate import Candidate
+from atomr_cutlass.pipeline.search import Candidate
 from fp8_matrices import guarded, host, placed, scales
 from gpu_matrices import _POISON, NUMPY_LIMIT, Guarded, assert_same_bits, bits_dtype, element_type, pairs
 from grouped_gpu import (

@@ -15,9 +15,8 @@ from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.ops.quantize import function as quantized
 from atomr_cutlass.ops.quantize import reference as quantization
-from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.plan import Steps
-from atomr_cutlass.pipeline.search import ExactSearch
+from atomr_cutlass.pipeline.search import Candidate, ExactSearch
 from gpu_matrices import torch_dtype
 
 pytestmark = pytest.mark.gpu

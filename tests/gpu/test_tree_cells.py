@@ -17,9 +17,9 @@ from atomr_cutlass.generator.key import ROW, KernelKey
 from atomr_cutlass.ops.conv2d.kernels import ConvFormulation
 from atomr_cutlass.ops.conv2d.problem import formulations
 from atomr_cutlass.pipeline import probe
-from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.operation import operation_of
 from atomr_cutlass.pipeline.request import precision_of
+from atomr_cutlass.pipeline.search import Candidate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 

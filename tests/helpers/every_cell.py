@@ -34,9 +34,10 @@ from atomr_cutlass.ops.conv2d.geometry import ConvGeometry, conv_geometry, resul
 from atomr_cutlass.ops.conv2d.kernels import ConvFormulation, ConvSearch
 from atomr_cutlass.ops.conv2d.problem import ConvProblem
 from atomr_cutlass.pipeline import devices, table, verification
-from atomr_cutlass.pipeline.candidate import Candidate, KernelInfo
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.problem import MatrixSpec
+from atomr_cutlass.pipeline.search import Candidate
+from atomr_cutlass.pipeline.table import KernelInfo
 
 COMPILED = "ATOMR_CUTLASS_TEST_JIT" in os.environ
 RECORDS = "ATOMR_CUTLASS_TEST_RECORDS"

@@ -9,8 +9,8 @@ from atomr_cutlass import SmArch
 from atomr_cutlass.generator.key import KernelKey, shared_memory
 from atomr_cutlass.generator.matrix import ARCHS, expand
 from atomr_cutlass.pipeline import table
-from atomr_cutlass.pipeline.candidate import KernelInfo
 from atomr_cutlass.pipeline.devices import Device
+from atomr_cutlass.pipeline.table import KernelInfo
 
 H200 = Device(0, "a Hopper GPU", (9, 0), 132, SmArch.SM90A.shared_memory, 50 << 20, 140 << 30, 4917 * 10**9)
 A100 = Device(0, "an Ampere GPU", (8, 0), 108, SmArch.SM80.shared_memory, 40 << 20, 80 << 30, 2039 * 10**9)

@@ -38,7 +38,7 @@ from atomr_cutlass.jit.compiler import Images
 from atomr_cutlass.jit.toolchain import Toolchain
 from atomr_cutlass.pipeline import devices, plan_cache, table
 from atomr_cutlass.pipeline.call import kept_plans
-from atomr_cutlass.pipeline.candidate import KernelInfo
+from atomr_cutlass.pipeline.table import KernelInfo
 
 TABLES = ("empty", "smoke", "default", "full", "ptx")
 """Presets of the GPU's own arch; `ptx` is `full` of sm_80 as PTX."""

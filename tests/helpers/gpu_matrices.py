@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     import torch
 
     from atomr_cutlass.generator.key import KernelKey
-    from atomr_cutlass.pipeline.candidate import KernelInfo
     from atomr_cutlass.pipeline.plan import Plan
+    from atomr_cutlass.pipeline.table import KernelInfo
 
 D = CutlassDtype
 

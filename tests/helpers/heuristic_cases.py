@@ -21,11 +21,10 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, _core, heuristics
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.pipeline import devices, planning, select, table, tuning
-from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.operation import operation_of, planned_operations, request_from
 from atomr_cutlass.pipeline.plan_cache import kept_plans
 from atomr_cutlass.pipeline.request import Request, RequestOptions
-from atomr_cutlass.pipeline.search import KernelSearch
+from atomr_cutlass.pipeline.search import Candidate, KernelSearch
 
 ARCH = SmArch.SM90A
 GPU: golden_gpu.Gpu

@@ -35,8 +35,8 @@ from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.ops.conv2d.problem import formulations
 from atomr_cutlass.pipeline import devices, select, verify
-from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.operation import operation_of
+from atomr_cutlass.pipeline.search import Candidate
 
 RANDOM = np.random.default_rng(3)
 X = RANDOM.standard_normal((2, 6, 5, 8)).astype(np.float32)

@@ -34,7 +34,7 @@ from atomr_cutlass.ops.conv2d.problem import (
     pixel_strides,
     reach,
 )
-from atomr_cutlass.pipeline import devices, estimate, rosters, search, select, table
+from atomr_cutlass.pipeline import devices, estimate, search, select, table
 from atomr_cutlass.pipeline.plan import Steps
 from atomr_cutlass.pipeline.problem import MatrixSpec
 from fake_table import A100, ADA, H200
@@ -139,7 +139,7 @@ def only(monkeypatch: pytest.MonkeyPatch) -> Any:
             return gemms(op, arch) if op == "gemm" else [k for k in keys if (k.op, k.arch) == (op, arch)]
 
         monkeypatch.setattr(search, "matrix", listed)
-        monkeypatch.setattr(rosters, "_rosters", {})
+        monkeypatch.setattr(search, "_rosters", {})
 
     return install
 

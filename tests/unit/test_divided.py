@@ -23,10 +23,10 @@ from atomr_cutlass.ops.gemm import divided, plans
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import devices, estimate, planning, select
-from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.plan import NO_PRODUCT, PRODUCT, Steps
 from atomr_cutlass.pipeline.planning import PlanOptions
 from atomr_cutlass.pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, row_major
+from atomr_cutlass.pipeline.search import Candidate
 from fake_table import A100, H200
 from gemm_problems import dense
 

@@ -32,9 +32,9 @@ from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.matmul.epilogues import FORMS
 from atomr_cutlass.pipeline import devices, select
-from atomr_cutlass.pipeline.candidate import Candidate
 from atomr_cutlass.pipeline.heuristic import heuristics
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
+from atomr_cutlass.pipeline.search import Candidate
 from dlpack_arrays import Array as DlpackArray
 from dlpack_arrays import CudaArray
 from matmul_formulas import GUARD, Array, Case, formula, gelu, memory, numbers, read, wide

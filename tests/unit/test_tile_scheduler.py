@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atomr_cutlass._core import decompose, l2_misses, orders, tile_list
-from atomr_cutlass.pipeline.candidate import ALONG_M, ALONG_N, HEURISTIC
+from atomr_cutlass.pipeline.search import ALONG_M, ALONG_N, HEURISTIC
 
 
 @pytest.mark.parametrize(

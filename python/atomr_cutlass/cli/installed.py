@@ -31,8 +31,8 @@ from ..jit.files import FOLDER_VARIABLE
 from ..jit.store import MAX_BYTES, KernelStore
 from ..jit.toolchain import Toolchain
 from ..pipeline import devices, table
-from ..pipeline.candidate import KernelInfo
 from ..pipeline.devices import Device
+from ..pipeline.table import KernelInfo
 from ..pipeline.verification import verification
 from .options import TARGETS, AsJson
 from .output import complain, heading, line, print_json, size_text

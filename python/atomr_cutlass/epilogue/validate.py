@@ -21,10 +21,10 @@ from ..generator.epilogue.lower import is_common
 from ..jit import kernels, validations
 from ..jit.locks import KeyedLocks
 from ..pipeline import devices
-from ..pipeline.candidate import Candidate
 from ..pipeline.devices import Device
 from ..pipeline.operation import planned_operations
 from ..pipeline.probe import checked, uploaded
+from ..pipeline.search import Candidate
 
 VARIABLE = "ATOMR_CUTLASS_CHECK_EPILOGUES"
 """`on` (the default) or `off`."""

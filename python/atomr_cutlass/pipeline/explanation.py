@@ -15,10 +15,9 @@ from ..generator.key import KernelKey, shared_memory
 from ..generator.matrix import family, preset_of
 from ..jit import kernels
 from . import devices, select, table
-from .candidate import Candidate
 from .heuristic import heuristics
 from .operation import described, operation_of
-from .search import KernelSearch
+from .search import Candidate, KernelSearch
 from .verification import verification
 
 if TYPE_CHECKING:

@@ -25,12 +25,11 @@ if TYPE_CHECKING:  # signatures name types that only operations construct
     from ..epilogue.bound import Fusion
     from ..generator.key import KernelKey
     from .call import Invocation
-    from .candidate import Candidate
     from .devices import Device
     from .plan import Plan
     from .probe import Probe
     from .request import Option, Request, RequestOptions
-    from .search import KernelSearch
+    from .search import Candidate, KernelSearch
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]

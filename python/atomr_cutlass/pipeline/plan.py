@@ -15,9 +15,10 @@ from ..generator.matrix import arguments_of
 from ..generator.render import render
 from ..jit import kernels, record
 from . import devices, table
-from .candidate import Candidate, KernelInfo
 from .plan_cache import PlanKey
 from .problem import MatrixSpec, row_major
+from .search import Candidate
+from .table import KernelInfo
 
 BACKENDS = ("auto", "prebuilt", "jit")
 

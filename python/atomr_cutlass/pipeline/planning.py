@@ -22,11 +22,10 @@ from ..generator.epilogue.lower import has_tree, is_gated
 from ..jit import kernels
 from . import devices, select
 from .call_options import documented
-from .candidate import Candidate
 from .devices import Device
 from .heuristic import KernelUse, heuristics
 from .plan import BACKENDS, Plan
-from .search import KernelSearch
+from .search import Candidate, KernelSearch
 
 if TYPE_CHECKING:
     from .bindings import BoundPlan

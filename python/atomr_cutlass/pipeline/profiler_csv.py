@@ -25,10 +25,10 @@ from ..generator.key import KernelKey, instruction_shape, opcode_class
 from ..generator.matrix import cells
 from ..generator.rules import FEW, SPLIT
 from . import devices, table, tuning
-from .candidate import ALONG_M, ALONG_N, HEURISTIC
 from .operation import operation_of, request_from
 from .reduction import INSTRUCTION_BYTES
 from .request import RequestOptions
+from .search import ALONG_M, ALONG_N, HEURISTIC
 from .tuning import TuneRecord
 
 if TYPE_CHECKING:

@@ -21,10 +21,8 @@ from ..generator.key import KernelKey, shared_memory
 from ..generator.matrix import preset_of, supports
 from ..jit import kernels
 from . import devices, table, tuning
-from .candidate import Candidate
 from .reduction import Reduction, reduction_of
-from .rosters import Kernel, Roster, candidates_of, obtainable, of_one_width, roster
-from .search import KernelSearch, matrix
+from .search import Candidate, Kernel, KernelSearch, Roster, candidates_of, matrix, obtainable, of_one_width, roster
 
 F = TypeVar("F")
 

@@ -21,13 +21,47 @@ from ..generator.dtypes import CutlassDtype
 from ..generator.key import KernelKey
 from ..jit.locks import renewed
 from . import devices
-from .candidate import KernelInfo
 
 if TYPE_CHECKING:
     from . import pack
 
 PACKS_VARIABLE = "ATOMR_CUTLASS_PACKS"
 PACKS_GROUP = "atomr_cutlass.packs"
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelInfo:
+    """A row of the table.
+
+    Attributes:
+        name: CUTLASS's procedural name with the key's digest.
+        key: the kernel's key.
+        pack: name of the pack that it came from; empty for the extension's own.
+        ptx: whether it carries PTX, which newer GPUs translate.
+        shared_bytes: dynamic shared memory of a thread block.
+        threads: threads of a thread block.
+        cuda_version: the toolkit that compiled it; 13000 means 13.0.
+        content: what it was compiled from and by: the digests of its source and of CUTLASS, and the compiler.
+    """
+
+    name: str
+    key: KernelKey
+    pack: str
+    ptx: bool
+    shared_bytes: int
+    threads: int
+    cuda_version: int
+    content: str
+
+    @property
+    def origin(self) -> str:
+        """`prebuilt`, or `pack NAME`."""
+        return f"pack {self.pack}" if self.pack else "prebuilt"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as JSON-ready values, the key's fields among them."""
+        row = dict(vars(self))
+        return {"name": row.pop("name"), **row.pop("key").to_dict(), **row}
 
 
 def kernels(

@@ -24,12 +24,11 @@ from ..errors import CutlassError, DeviceUnavailableError, InvalidOperandError, 
 from ..generator.archs import SmArch
 from ..jit import files, locks
 from . import devices, probe, profiler_csv, select, table, tuning
-from .candidate import Candidate
 from .clock import Clock, cold_sets
 from .operation import PlannedOperation, operation_of
 from .plan_cache import kept_plans
 from .request import Request
-from .search import KernelSearch
+from .search import Candidate, KernelSearch
 from .tuning import TuneRecord
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from ..generator.headers import HeadersError
 from ..generator.key import KernelKey
 from ..generator.records import Record, read
 from ..jit import toolchain
-from .candidate import KernelInfo
+from .table import KernelInfo
 
 RUNS: Final = "runs"
 RUNS_AS_PTX: Final = "runs as PTX"

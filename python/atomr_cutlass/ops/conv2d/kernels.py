@@ -21,11 +21,10 @@ from ...generator.key import KernelKey
 from ...generator.matrix import supports, with_epilogue
 from ...generator.rules import FP8_TYPES, Status, accumulator, conv_types, supports_tree
 from ...pipeline import devices, search, select
-from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, row_major
 from ...pipeline.reduction import refuse_sums
-from ...pipeline.search import KernelSearch
+from ...pipeline.search import Candidate, KernelSearch
 from ..gemm.divided import sums
 from ..gemm.kernels import OP as GEMM
 from ..gemm.kernels import GemmSearch

@@ -10,13 +10,13 @@ from ...epilogue.bound import source_number
 from ...errors import InvalidOperandError
 from ...generator.key import KernelKey
 from ...generator.rules import NO_EPILOGUE_OF_WGRAD
-from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.operation import NO_CHECK, Arrays, OperandSlot, PlannedOperation, epilogue_slots
 from ...pipeline.plan import Plan
 from ...pipeline.probe import Probe
 from ...pipeline.problem import MatrixSpec
 from ...pipeline.request import Option, RequestOptions, precision_of, sampled
+from ...pipeline.search import Candidate
 from ..gemm.operation import BATCH_INVARIANT, PRECISION, fields_from
 from . import plans
 from .geometry import FPROP, OPERANDS, WGRAD

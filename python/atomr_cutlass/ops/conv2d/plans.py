@@ -11,11 +11,11 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.common import told
 from ...generator.epilogue.lower import is_common
 from ...pipeline import devices, select
-from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps, bytes_of
 from ...pipeline.planning import PlanOptions, planned
 from ...pipeline.problem import MatrixSpec
+from ...pipeline.search import Candidate
 from ..gemm.divided import sums
 from ..gemm.kernels import product_args
 from ..gemm.plans import clears_masks

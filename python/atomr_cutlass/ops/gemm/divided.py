@@ -17,11 +17,10 @@ from ...generator.epilogue.lower import LINEAR, SCALED
 from ...generator.families.cast import PAIRS, cast
 from ...generator.rules import FP8_TYPES, HALF_TYPES
 from ...pipeline import devices, estimate, problem, select
-from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.plan import NO_PRODUCT, PRODUCT, Address, Steps, bytes_of
 from ...pipeline.problem import GemmFormulation, GemmProblem, is_dense
-from ...pipeline.search import ExactSearch
+from ...pipeline.search import Candidate, ExactSearch
 
 ALIGNMENT = 16
 """Bytes that C and D are aligned to, which are read and written so."""

@@ -16,9 +16,8 @@ from ...generator.key import ROW, KernelKey, shared_memory
 from ...generator.matrix import cells
 from ...generator.rules import NOT_GATED, gemm_types, supports_layouts, supports_tree
 from ...pipeline import devices, estimate, select
-from ...pipeline.candidate import Candidate
 from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, flipped
-from ...pipeline.search import KernelSearch, Rule
+from ...pipeline.search import Candidate, KernelSearch, Rule
 from . import divided, transposed
 from .search import GemmCandidate, ProductSearch, cells_of
 

@@ -19,10 +19,9 @@ from ...generator.key import KernelKey
 from ...generator.matrix import supports, with_epilogue
 from ...generator.rules import FEW, FP8_TYPES, Status
 from ...pipeline import estimate
-from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.problem import GemmFormulation, GemmProblem, formulations
-from ...pipeline.search import OTHER_OP, KernelSearch, Rule, checked, matrix
+from ...pipeline.search import OTHER_OP, Candidate, KernelSearch, Rule, checked, matrix
 
 GemmCandidate: TypeAlias = "Candidate[GemmFormulation]"
 

@@ -16,9 +16,8 @@ from ...generator.epilogue.tree import ROW as ROW_KIND
 from ...generator.key import COLUMN, ROW, KernelKey
 from ...generator.matrix import ARCHS, cells, supports, with_epilogue
 from ...generator.rules import FP8_TYPES, HALF_TYPES, OK, Status, no
-from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
-from ...pipeline.search import KernelSearch, matrix
+from ...pipeline.search import Candidate, KernelSearch, matrix
 from ..quantize.reference import BLOCK
 from .problem import ALONG_K, CONTIGUOUS, LIST, OP, GroupedProblem, ReadLayout, read_layout, source_layout
 

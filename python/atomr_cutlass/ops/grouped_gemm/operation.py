@@ -10,13 +10,13 @@ from ...arrays.numerics import FAST
 from ...errors import InvalidOperandError
 from ...generator.epilogue.tree import ROW
 from ...generator.key import KernelKey
-from ...pipeline.candidate import Candidate
 from ...pipeline.devices import Device
 from ...pipeline.operation import Arrays, OperandSlot, PlannedOperation
 from ...pipeline.plan import Plan
 from ...pipeline.probe import Probe
 from ...pipeline.reduction import is_batch_invariant
 from ...pipeline.request import Option, RequestOptions, sampled
+from ...pipeline.search import Candidate
 from ..gemm.operation import (
     BATCH_INVARIANT,
     FAST_ACCUM,

@@ -14,10 +14,10 @@ from ...generator.epilogue.common import form_of
 from ...generator.epilogue.lower import is_common
 from ...generator.epilogue.tree import ROW as ROW_KIND
 from ...pipeline import devices
-from ...pipeline.candidate import Candidate
 from ...pipeline.plan import Address, Plan, Steps
 from ...pipeline.planning import PlanOptions, planned
 from ...pipeline.problem import MatrixSpec
+from ...pipeline.search import Candidate
 from .kernels import GroupedSearch, epilogue_of, layouts_of, reads_as_c, refusal
 from .problem import BLOCKS, FORMS, GROUP, LIST, TENSOR, VECTOR, GroupedProblem, ReadLayout, scale_strides
 

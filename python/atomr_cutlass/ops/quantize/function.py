@@ -28,10 +28,9 @@ from ...generator.rules import FP8_TYPES
 from ...pipeline import devices, select
 from ...pipeline.call import Call, Invocation, Result, stored
 from ...pipeline.call_options import CallOptions, documented
-from ...pipeline.candidate import Candidate
 from ...pipeline.plan import Plan, Steps
 from ...pipeline.problem import is_dense, row_major
-from ...pipeline.search import ExactSearch
+from ...pipeline.search import Candidate, ExactSearch
 from . import reference as quantization
 from .reference import VECTOR, swizzled_size
 

@@ -19,7 +19,7 @@ import golden_cases
 import golden_gpu
 from atomr_cutlass import SmArch
 from atomr_cutlass.arrays import symbols
-from atomr_cutlass.pipeline import devices, search
+from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.call import kept_plans
 
 FAMILIES = int(os.environ.get("TEST_FAMILIES", "12"))
@@ -409,7 +409,7 @@ def case_a_family_begins_anew_where_kernels_are_ranked_anew() -> None:
     kept_plans.clear()
     assert 0 < served_anew([rows_of(rows) for rows in range(4096, 4416, 8)]) < 10
     assert served_anew([rows_of(rows) for rows in range(4100, 4400, 24)]) == 0
-    search._rosters.clear()
+    select._rosters.clear()
     # The old programs go on: they rank the same kernels.
     assert served_anew([rows_of(rows) for rows in range(4102, 4400, 24)]) == 0
     # What none of them serves is ranked anew, and noted with that.

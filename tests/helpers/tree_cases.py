@@ -209,7 +209,7 @@ class Case:
         if not self.cell:
             return select.choose(GemmSearch(problems, device, self.arch))
         for search in (GemmSearch(problem, device) for problem in problems):
-            for key in select.serving(search, self.arch or devices.require_arch(device)):
+            for key in filter(search.serves, search.every_cell(self.arch or devices.require_arch(device))):
                 if self._is_wanted(key):
                     return select.candidate_of(search, key)
         raise LookupError(f"no cell of the matrix is that of {self.name}")

@@ -139,7 +139,7 @@ def only(monkeypatch: pytest.MonkeyPatch) -> Any:
             return gemms(op, arch) if op == "gemm" else [k for k in keys if (k.op, k.arch) == (op, arch)]
 
         monkeypatch.setattr(search, "matrix", listed)
-        monkeypatch.setattr(search, "_rosters", {})
+        monkeypatch.setattr(select, "_rosters", {})
 
     return install
 

@@ -24,19 +24,14 @@ _Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
 def check_operand(view: _core.Operand, spec: MatrixSpec, name: str, element: tuple[int, int] | None = None) -> None:
-    """Refuses an array that is not the operand a request speaks of. `element` is that of its slot.
-
-    Raises:
-        InvalidOperandError: it is not on a GPU, or of another dtype, shape or strides.
-    """
+    """Refuses an array that is not the operand a request speaks of. `element` is that of its slot."""
     if view.device_type != CUDA:
         raise InvalidOperandError(f"{name} is in host memory; expected an array on a GPU (ac.gemm copies host arrays)")
     if element is not None and view.dtype != element:
         raise InvalidOperandError(
             f"{name} is no array of bytes (uint8), as which fp4, its e8m0 scales and masks of bits are given"
         )
-    if element is None and operands.dtype_of(view, name) is not spec.dtype:
-        found = operands.dtype_of(view, name)
+    if element is None and (found := operands.dtype_of(view, name)) is not spec.dtype:
         raise InvalidOperandError(f"{name} is {found.value}; the request says {spec.dtype.value}")
     if view.shape != spec.shape:
         raise InvalidOperandError(f"{name} has shape {view.shape}; the request says {spec.shape}")
@@ -48,7 +43,11 @@ def check_operand(view: _core.Operand, spec: MatrixSpec, name: str, element: tup
 
 
 class Weights:
-    """New values for a bound operand, imported in the thread of whoever has them.
+    """New values for a bound operand, imported, without reading them, in the thread of whoever has them.
+
+    They are an array of any framework, on the GPU or the host; or bytes in the operand's own memory order (row-major or
+    column-major, as the request has it): `bytes`, `bytearray`, `memoryview`, or a NumPy array of uint8. They must not
+    change before they have been copied.
 
     Attributes:
         size: in bytes.
@@ -56,17 +55,6 @@ class Weights:
     """
 
     def __init__(self, weights: Any, stream: Any = None) -> None:
-        """Imports values without reading them.
-
-        Args:
-            weights: an array of any framework, on the GPU or the host; or bytes in the operand's own memory order
-                (row-major or column-major, as the request has it): `bytes`, `bytearray`, `memoryview`, or a NumPy
-                array of uint8. They must not change before they have been copied.
-            stream: handle or stream object; None is the current stream of the weights' framework.
-
-        Raises:
-            InvalidOperandError: it is none of these, or its elements are no kernel's.
-        """
         raw = _bytes_of(weights)
         self._source: _Bytes | _core.Operand
         with operands.launching(stream, None if raw is not None else weights, awaited=True) as launch:
@@ -78,32 +66,15 @@ class Weights:
                 self._source, self.size = raw, raw.nbytes
 
     def check(self, target: _core.Operand, name: str) -> None:
-        """Refuses values that the operand of this name cannot hold.
-
-        Raises:
-            InvalidOperandError: a size, dtype, shape, device or stride that is not the operand's.
-        """
-        if isinstance(self._source, _core.Operand):
-            self._check_array(self._source, target)
-        elif self.size != _size(target):
-            raise InvalidOperandError(
-                f"weights has {self.size} bytes; the bound operand {name} has {_size(target)}: {target.shape} of "
-                f"{_dtype_name(target)}"
-            )
-
-    def copy_to(self, target: _core.Operand) -> None:
-        """Writes the values into an operand of dense memory that `check` has let through; see `Binding.refit`."""
-        source = self._source
-        if not isinstance(source, _core.Operand):
-            if self.size:
-                _core.upload(target.pointer, target.device, source)
-        elif source.device_type == CPU:
-            operands.copy_in(operands.to_numpy(source), target)
-        elif source.pointer != target.pointer and self.size:
-            _core.copy_async(target.pointer, source.pointer, self.size, target.device, self.stream)
-
-    @staticmethod
-    def _check_array(view: _core.Operand, target: _core.Operand) -> None:
+        """Refuses values that the operand of this name cannot hold."""
+        view = self._source
+        if not isinstance(view, _core.Operand):
+            if self.size != _size(target):
+                raise InvalidOperandError(
+                    f"weights has {self.size} bytes; the bound operand {name} has {_size(target)}: {target.shape} of "
+                    f"{_dtype_name(target)}"
+                )
+            return
         if view.dtype != target.dtype:
             raise InvalidOperandError(f"weights is {_dtype_name(view)}; the bound operand is {_dtype_name(target)}")
         if view.shape != target.shape:
@@ -123,9 +94,20 @@ class Weights:
         if view.pointer != target.pointer and _core.overlap(view, target):
             raise InvalidOperandError("weights overlaps the bound operand: give separate memory, or the operand itself")
 
+    def copy_to(self, target: _core.Operand) -> None:
+        """Writes the values into an operand of dense memory that `check` has let through; see `Binding.refit`."""
+        source = self._source
+        if not isinstance(source, _core.Operand):
+            if self.size:
+                _core.upload(target.pointer, target.device, source)
+        elif source.device_type == CPU:
+            operands.copy_in(operands.to_numpy(source), target)
+        elif source.pointer != target.pointer and self.size:
+            _core.copy_async(target.pointer, source.pointer, self.size, target.device, self.stream)
+
 
 def import_weights(weights: Any, stream: Any = None) -> tuple[Weights, ...]:
-    """New values for a bound operand, or for each array of a list. Arguments and errors are those of `Weights`."""
+    """New values for a bound operand, or for each array of a list."""
     each = weights if isinstance(weights, (list, tuple)) and weights else (weights,)
     return tuple(Weights(values, stream) for values in each)
 
@@ -138,25 +120,14 @@ class Binding:
     before the next launch.
 
     Attributes:
-        name: of the binding; empty where a plan was bound without one.
         operands: the views of the arrays that launches get, by the operand's labels; they keep the arrays alive.
+        changed: whether the next launch waits for what precedes it before it reads the operand.
     """
 
     def __init__(self, request: Request, array: Any, device: int) -> None:
-        """Binds an array.
-
-        Args:
-            request: the plan's request.
-            array: the operand that plans of the operation keep, such as B of a GEMM, as the request has it: of its
-                dtype and shape, dense in its layout, on the GPU. Of a grouped GEMM a list.
-            device: index of the plan's GPU.
-
-        Raises:
-            InvalidOperandError: the array is not that operand of the request.
-        """
+        """Binds the operand of a request; refuses an array, or list, that is not that."""
         operation = operation_of(request)
         slot = operation.bound_slot(request)
-        self.name = request.binding or ""
         self.operands = {label: operands.as_operand(given, label) for label, given in arrays_of(slot, array)}
         for (label, view), spec in zip(self.operands.items(), slot.specs, strict=True):
             check_operand(view, spec, label, slot.element)
@@ -164,8 +135,14 @@ class Binding:
                 raise InvalidOperandError(f"{label} is on cuda:{view.device}; the plan is for cuda:{device}")
         labels = [label for each in operation.operands(request) for label in each.labels]
         self._first = labels.index(slot.labels[0]) if slot.labels else 0
-        self._settled = [_settled(view) for view in self.operands.values()]
-        self._changed = True
+        # Said not to be written by launches that may still be running.
+        self._settled = [
+            _core.Operand(
+                view.pointer, view.shape, view.strides, view.dtype, view.device_type, view.device,
+                read_only=view.read_only, owner=view, settled=True,
+            ) for view in self.operands.values()
+        ]  # fmt: skip
+        self.changed = True
 
     def insert(self, arrays: Sequence[Any]) -> list[Any]:
         """The arrays of a plan's call: those of a call without the operand, with the operand in its place.
@@ -173,23 +150,16 @@ class Binding:
         It is settled, but for the first launch after its values were written, which waits for what precedes it on its
         stream before it reads them.
         """
-        views = self.operands.values() if self._changed else self._settled
-        self._changed = False
+        views = self.operands.values() if self.changed else self._settled
+        self.changed = False
         return [*arrays[: self._first], *views, *arrays[self._first :]]
-
-    def unsettle(self) -> None:
-        """Has the next launch wait for what precedes it before it reads the operand."""
-        self._changed = True
 
     def refit(self, weights: Sequence[Weights]) -> None:
         """Writes new values into the operand; plans of it stay as they are, captured graphs included.
 
         Values in GPU memory are copied in the order of `weights.stream`, without waiting: launches on other streams
-        have to be ordered by the caller. Values in host memory are copied at once, after all work of the GPU.
-
-        Raises:
-            InvalidOperandError: a size, dtype, shape, device or stride that is not the operand's, another number of
-                arrays, or the operand is read-only, as JAX arrays are. Nothing has been written then.
+        have to be ordered by the caller. Values in host memory are copied at once, after all work of the GPU. What is
+        refused is refused before anything is written.
         """
         if len(weights) != len(self.operands):
             raise InvalidOperandError(f"weights has {len(weights)} arrays; the bound operand has {len(self.operands)}")
@@ -199,7 +169,7 @@ class Binding:
             values.check(view, label)
         for view, values in zip(self.operands.values(), weights, strict=True):
             values.copy_to(view)
-        self.unsettle()
+        self.changed = True
 
 
 class BoundPlan:
@@ -208,7 +178,8 @@ class BoundPlan:
     Of a plain GEMM that is `bound(a, c=None, ...)`; other plans take the rest of the arrays of their operand table.
 
     Attributes:
-        plan: the plan, with which `key`, `source`, `kernel_name` and `kernel_handle` are shared.
+        plan: the plan, with which `source`, `kernel_name` and `kernel_handle` are shared.
+        key: the plan's key.
         binding: the operand.
     """
 
@@ -229,6 +200,7 @@ class BoundPlan:
         if request is None:
             raise InvalidOperandError("the plan was made from no request: there is nothing to check b against")
         self.plan = plan
+        self.key: PlanKey = plan.key
         self.binding = Binding(request, b, device)
 
     def __call__(self, *arrays: Any, **options: Any) -> Any:
@@ -237,18 +209,12 @@ class BoundPlan:
         try:
             return self.plan(*given, **options)
         except BaseException:
-            self.binding.unsettle()  # what was to be waited for may not have been
+            self.binding.changed = True  # what was to be waited for may not have been
             raise
 
     def refit(self, weights: Any, stream: Any = None) -> None:
         """Writes new values into the bound operand; see `Weights` and `Binding.refit`. Of a list, a list of values."""
         self.binding.refit(import_weights(weights, stream))
-
-    @property
-    def key(self) -> PlanKey:
-        """The plan's key."""
-        key: PlanKey = self.plan.key
-        return key
 
     @property
     def source(self) -> str:
@@ -271,18 +237,8 @@ def _alike(view: _core.Operand, strides: tuple[int, ...]) -> bool:
     return 0 in view.shape or lies_alike(view.shape, view.strides, strides)
 
 
-def _settled(view: _core.Operand) -> _core.Operand:
-    """The same operand, said not to be written by launches that may still be running."""
-    layout = view.pointer, view.shape, view.strides, view.dtype, view.device_type, view.device
-    return _core.Operand(*layout, read_only=view.read_only, owner=view, settled=True)
-
-
 def arrays_of(slot: OperandSlot, given: Any) -> list[tuple[str, Any]]:
-    """(label, array) of every array of an operand.
-
-    Raises:
-        InvalidOperandError: not a list where there has to be one, or of another length.
-    """
+    """(label, array) of every array of an operand; refuses a list of another length, and what is none."""
     if not slot.listed:
         return [(slot.name, given)]
     if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):

@@ -57,11 +57,7 @@ def available() -> bool:
 
 @functools.cache
 def get(index: int = 0) -> Device:
-    """The GPU of this index.
-
-    Raises:
-        DeviceUnavailableError: there is none.
-    """
+    """The GPU of this index."""
     reason = problem()
     if reason:
         raise DeviceUnavailableError(f"{reason}; backend='reference' computes on the CPU")
@@ -76,9 +72,6 @@ def driver() -> str:
     """The driver's version as it calls itself, such as `580.95.05`; that of its CUDA where it does not say.
 
     The CUDA version alone names no translator of PTX: every driver brings one of its own.
-
-    Raises:
-        DeviceUnavailableError: there is no driver.
     """
     version = _core.driver_version()  # from here on the library is mapped
     try:
@@ -86,7 +79,7 @@ def driver() -> str:
     except OSError:
         mapped = ""
     found = re.search(r"/libcuda\.so\.(\d+\.\d[\d.]*)$", mapped, re.MULTILINE)
-    return found[1] if found else f"CUDA {version // 1000}.{version % 1000 // 10}"
+    return found[1] if found else cuda_name(version)
 
 
 def imagined(arch: SmArch) -> Device:
@@ -105,11 +98,7 @@ def imagined(arch: SmArch) -> Device:
 
 
 def for_arch(arch: SmArch | None) -> Device:
-    """GPU 0 where cells of this arch (None: of its own) could run on it, else an imagined one.
-
-    Raises:
-        InvalidOperandError: there is no GPU, and no arch to imagine one of.
-    """
+    """GPU 0 where cells of this arch (None: of its own) could run on it, else an imagined one."""
     if available():
         device = get(0)
         if arch is None or rank_arch(arch, device, ptx=True) is not None:
@@ -120,16 +109,10 @@ def for_arch(arch: SmArch | None) -> Device:
 
 
 def rank_arch(arch: SmArch, device: Device, *, ptx: bool, cuda_version: int = 0) -> int | None:
-    """How a cell built for `arch` gets to run on the device.
+    """How a cell built for `arch` gets to run on the device; None when it cannot.
 
-    0 natively, 1 as machine code of an earlier minor version, TRANSLATED as PTX that the driver translates; None when
-    it cannot.
-
-    Args:
-        arch: the compile target.
-        device: where it is to run.
-        ptx: whether there is PTX.
-        cuda_version: the toolkit that made the PTX; 0 leaves it out of account.
+    0 is natively, 1 as machine code of an earlier minor version, TRANSLATED as PTX, where there is some, that the
+    driver translates: `cuda_version` is the toolkit that made it, and 0 leaves that out of account.
 
     Source: CUDA C++ Programming Guide, binary and PTX compatibility; CUDA Compatibility, minor version compatibility,
     which holds for machine code alone.
@@ -155,11 +138,7 @@ def cuda_name(cuda_version: int) -> str:
 
 
 def require_arch(device: Device) -> SmArch:
-    """The device's own arch.
-
-    Raises:
-        UnsupportedError: the package has no target for such GPUs.
-    """
+    """The device's own arch; refuses GPUs that the package has no target for."""
     if device.arch is None:
         major, minor = device.capability
         valid = ", ".join(a.value for a in SmArch)

@@ -1,7 +1,6 @@
 """The analytic model: how long a kernel would take for a problem, before anything is launched.
 
-The model itself is `_core.TimeModel`: cpp/src/estimate.h says of which parts it consists, and estimate_constants.inc
-which constants it has.
+cpp/src/estimate.h says of which parts it consists, and estimate_constants.inc which constants it has.
 """
 
 from __future__ import annotations
@@ -36,15 +35,7 @@ def kernel_of(key: KernelKey) -> _core.ModelKernel:
 
 
 def launch(key: KernelKey, extents: Extents, device: Device, shared_bytes: int, split_k: int = 1) -> _core.ModelLaunch:
-    """The launch options that are best for a kernel and a problem.
-
-    Args:
-        key: the kernel.
-        extents: those of the problem as the kernel sees it; see `KernelSearch.extents`.
-        device: where it runs.
-        shared_bytes: dynamic shared memory of one of its thread blocks.
-        split_k: slices of K (sm80 generation).
-    """
+    """The launch options that are best for a kernel and a problem as the kernel sees it (`KernelSearch.extents`)."""
     return model.launch(kernel_of(key), extents, device, shared_bytes, split_k)
 
 

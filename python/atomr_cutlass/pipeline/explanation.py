@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -183,9 +184,8 @@ def _refused(search: KernelSearch[Any], archs: Sequence[SmArch] = ()) -> tuple[R
     ops = set(map(search.op_of, itertools.chain.from_iterable(search.formulations)))
     rows = [info for info in table.rows() if info.key.op in ops]
     counted = {info.key: (info.ptx, info.cuda_version, info.shared_bytes) for info in rows}
-    for arch, group in itertools.product(archs, search.formulations):
-        for key in itertools.chain.from_iterable(search.cells(arch, group)):
-            counted.setdefault(key, (True, 0, shared_memory(key)))
+    for key in itertools.chain.from_iterable(map(search.every_cell, archs)):
+        counted.setdefault(key, (True, 0, shared_memory(key)))
     elsewhere = f"it is not for {search.arch.value}" if search.arch else f"it does not run on {search.device.name}"
     found: dict[str, list[KernelKey]] = {}
     for key, (ptx, cuda_version, shared_bytes) in counted.items():
@@ -227,10 +227,10 @@ def _notes(
     if best.key.arch is not arch:
         yield f"a {best.key.arch.value} cell, running on {search.device.name}"
     if best.key.generation == "sm80" and arch.capability >= TMA_CAPABILITY:
-        built = best.info is not None
-        others = (candidate.key for candidate in ranked) if built else select.serving(search, arch)
+        where = "the table" if best.info else "the matrix"
+        serving = filter(search.serves, search.every_cell(arch))
+        others = (candidate.key for candidate in ranked) if best.info else serving
         if all(key.generation == "sm80" for key in others):
-            where = "the table" if built else "the matrix"
             yield f"an sm80-generation cell: {where} has none with TMA that serves this request"
 
 
@@ -256,10 +256,11 @@ def _compiled(found: Explanation, lacking: Sequence[tuple[KernelSearch[Any], Can
 
 def _cure(search: KernelSearch[Any], arch: SmArch, best: Candidate[Any] | None = None) -> dict[str, Any]:
     """The members of an explanation that say what would serve a problem whose kernel the table lacks."""
-    try:
-        wanted = select.nearest(search, arch, best)
-    except UnsupportedError:
-        wanted = None
+    wanted = None
+    with contextlib.suppress(UnsupportedError):
+        wanted = search.nearest(arch, best)
+        if wanted is None and best is None and (cell := select.best_cell(search)):
+            wanted = cell.key
     if wanted is None:
         return {}
     nearest, offered = table.nearest(wanted), select.in_preset(wanted)

@@ -12,8 +12,6 @@ from ..generator.key import KernelKey
 from . import tuning
 from .plan_cache import PlanCache, kept_plans
 
-CAPACITY = 1024
-
 
 class KernelUse:
     """A use that a kernel is remembered for: a request, or the key of one that has its arrays."""
@@ -43,8 +41,8 @@ class HeuristicCache:
         InvalidOperandError: `capacity` is no integer above 0.
     """
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
-        self._kernels: PlanCache[Any] = PlanCache(capacity)
+    def __init__(self, capacity: int = 1024) -> None:
+        self._kernels: PlanCache[_Known] = PlanCache(capacity)
         self._given = False
 
     @property
@@ -58,7 +56,7 @@ class HeuristicCache:
         Raises:
             InvalidOperandError, UnsupportedError: as `put`.
         """
-        known: _Known | None = self._kernels.get(_key_of(key))
+        known = self._kernels.get(_key_of(key))
         return None if known is None else known.kernel
 
     def wanted(self, key: KernelUse | None, problem: Any = None) -> KernelKey | None:
@@ -67,8 +65,8 @@ class HeuristicCache:
             return None
         symbols.refuse()  # it may be another for other extents
         places = [None if key is None else _key_of(key), None if problem is None else tuning.identity(problem)]
-        found: list[_Known | None] = [self._kernels.get(place) for place in places if place is not None]
-        return next((known.kernel for known in found if known is not None and known.given), None)
+        found = (self._kernels.get(place) for place in places if place is not None)
+        return next((known.kernel for known in found if known and known.given), None)
 
     def put(self, key: KernelUse, kernel: KernelKey) -> None:
         """Stores a kernel, in place of any other of its key.
@@ -123,11 +121,6 @@ class HeuristicCache:
 
 
 def _key_of(use: Any) -> Hashable:
-    """The key that the kernel of a use is stored under.
-
-    Raises:
-        InvalidOperandError: it is no use of a kernel.
-    """
     if not isinstance(use, KernelUse):
         raise InvalidOperandError(f"key is {shown(use)}; expected a request without arrays, or a HeuristicKey")
     return use.heuristic_key

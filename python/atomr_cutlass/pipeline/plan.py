@@ -103,7 +103,7 @@ class Steps:
     """A plan in the making: slots for the caller's arrays, memory of its own, and the steps on them."""
 
     def __init__(self, device: int, stream: int | None = None) -> None:
-        """A plan on the GPU of this index, so far without steps; `stream` is where it will be launched first."""
+        """So far it has no steps; `stream` is where it will be launched first."""
         self.device, self._stream = device, stream
         self._slots: list[tuple[str, Sequence[int], Sequence[int], tuple[int, int], int, str]] = []
         self._temporaries: list[int] = []
@@ -129,7 +129,7 @@ class Steps:
             shape: extents.
             strides: in elements; None is row-major.
             dtype: DLPack's (type code, bits).
-            alignment: bytes that its address must be a multiple of.
+            alignment: in bytes.
             role: `input`, `source` (an input that a result may overwrite in place), `optional source` (one that is
                 given where beta is not 0, and only there) or `output`.
         """
@@ -155,28 +155,21 @@ class Steps:
     def launch(
         self, candidate: Candidate[Any], args: Mapping[str, Any], *, main: bool = False, when: str = ALWAYS
     ) -> None:
-        """Launches a kernel.
+        """Launches a kernel; the plan is named after its `main` one.
 
-        Args:
-            candidate: the kernel.
-            args: fields of its arguments (kernel_abi.h) by name: numbers, addresses for pointers, `"alpha"` or
-                `"beta"` for scalars that the call gives, `settled` for bits. What is left out is 0.
-            main: whether this is the kernel that the plan is named after.
-            when: which calls launch it; see ALWAYS.
-
-        Raises:
-            UnsupportedError: the kernel is compiled at run time, and the stream is being captured.
+        Arguments are the fields of kernel_abi.h by name: numbers, addresses for pointers, `"alpha"` or `"beta"` for
+        scalars that the call gives, `settled` for bits. What is left out is 0.
         """
-        if candidate.info is None and self._stream is not None and _core.capturing(self.device, self._stream):
-            raise UnsupportedError(
-                f"{candidate.key.name} is compiled at run time, and such plans cannot be made while a CUDA graph is "
-                "captured: make the plan before, with ac.plan or by one call outside the capture"
-            )
+        if candidate.info is None:
+            if self._stream is not None and _core.capturing(self.device, self._stream):
+                raise UnsupportedError(
+                    f"{candidate.key.name} is compiled at run time, and such plans cannot be made while a CUDA graph "
+                    "is captured: make the plan before, with ac.plan or by one call outside the capture"
+                )
+            symbols.refuse()
         if main or not self._candidates:
             self._main = (len(self._steps), len(self._candidates))
         device = devices.get(self.device)
-        if candidate.info is None:
-            symbols.refuse()
         kernel = table.launchable(candidate.info) if candidate.info else kernels.kernel(candidate.key, device)
         fields = {"sm_count": device.multiprocessors, **args}
         self._steps.append(("launch", kernel, arguments_of(candidate.key), fields, when))
@@ -191,19 +184,9 @@ class Steps:
         self._steps.append(("copy", address, table, list(patches)))
 
     def plan(
-        self,
-        *,
-        like: Any = None,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        integral: bool = False,
-        rewrite: str = "",
+        self, *, like: Any = None, alpha: float = 1.0, beta: float = 0.0, integral: bool = False, rewrite: str = ""
     ) -> Plan:
-        """The plan. `like` is an array whose framework allocates the memory; scalars are those of calls that give none.
-
-        Raises:
-            UnsupportedError: a kernel cannot implement its step.
-        """
+        """The plan. `like` is an array whose framework allocates the memory; scalars are of calls that give none."""
         step, index = self._main
         options = {
             "device": self.device, "integral": integral, "alpha": float(alpha), "beta": float(beta), "main": step,

@@ -63,10 +63,7 @@ class PlanKey:
         expect(self.binding, (str, type(None)), "binding", "a name, or None")
         expect(self.batch_invariant, bool, "batch_invariant")
         # Once, not at every look-up: the hash of an enumeration's member is computed by Python code.
-        values = (
-            self.op, self.shape, self.layouts, self.dtypes, self.math, self.epilogue, self.arch, self.binding,
-            self.batch_invariant,
-        )  # fmt: skip
+        values = tuple(vars(self).values())
         object.__setattr__(self, "_values", values)
         object.__setattr__(self, "_hash", hash(values))
 
@@ -95,11 +92,6 @@ def _expect_tuple(values: Any, kind: type | tuple[type, ...], name: str) -> None
         expect(value, kind, name)
         if isinstance(value, tuple):
             _expect_tuple(value, int, name)
-
-
-def _no_key(key: Any) -> InvalidOperandError:
-    """The error for values without a hash, such as an array or a list."""
-    return InvalidOperandError(f"key is {shown(key)}; expected a PlanKey, or something else that has a hash")
 
 
 @dataclass(frozen=True)
@@ -150,10 +142,7 @@ class PlanCache(Generic[PlanT]):
     def get(self, key: Hashable) -> PlanT | None:
         """The plan of this key, which is now the one used last, or None. Counted as a hit or a miss."""
         with self._lock:
-            try:
-                plan = self._plans.get(key)
-            except TypeError:
-                raise _no_key(key) from None
+            plan = self.peek(key)
             if plan is None:
                 self.misses += 1
                 return None
@@ -165,8 +154,9 @@ class PlanCache(Generic[PlanT]):
         """The plan of this key or None, neither counted nor a use."""
         try:
             return self._plans.get(key)
-        except TypeError:
-            raise _no_key(key) from None
+        except TypeError:  # an array or a list
+            expected = "a PlanKey, or something else that has a hash"
+            raise InvalidOperandError(f"key is {shown(key)}; expected {expected}") from None
 
     def insert(self, plan: PlanT, key: Hashable = None) -> None:
         """Keeps a plan as the one used last, in place of any other of its key.
@@ -203,10 +193,7 @@ class PlanCache(Generic[PlanT]):
 
     def __contains__(self, key: Hashable) -> bool:
         """Whether there is a plan of this key; neither counted nor a use."""
-        try:
-            return key in self._plans
-        except TypeError:
-            raise _no_key(key) from None
+        return self.peek(key) is not None
 
     def __repr__(self) -> str:
         counts = f"{self.hits} hits, {self.misses} misses, {self.evictions} evictions"

@@ -27,14 +27,10 @@ class Reduction(NamedTuple):
     """The order in which a kernel adds up the products of an element of D, and how it goes on from their sum.
 
     Attributes:
-        arch: compile target.
-        generation: template family.
-        math: math mode.
         instruction_k: elements of K in one instruction.
         tile_k: elements of K in a step of the mainloop: the remainder of K comes first in the sm80 generation.
         warps_k: warps that divide a step among them.
         epilogue: the scaling that the epilogue begins with, and whether it is told its operations at launch.
-        op: operation.
         iteration: of a convolution, how its taps and channels follow each other; empty elsewhere.
     """
 
@@ -86,14 +82,7 @@ def is_batch_invariant(option: bool | None) -> bool:
 
 
 def refuse_sums(names: Iterable[str]) -> None:
-    """Refuses results that are sums or maxima of a batch-invariant product.
-
-    Args:
-        names: of those results.
-
-    Raises:
-        UnsupportedError: there is one.
-    """
+    """Refuses results, of these names, that are sums or maxima of a batch-invariant product."""
     found = ", ".join(names)
     if found:
         raise UnsupportedError(

@@ -6,14 +6,13 @@ import abc
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from .. import _core
 from ..arrays import symbols
 from ..errors import CutlassError, KernelNotFoundError, UnsupportedError
 from ..generator.archs import SmArch
-from ..generator.families import gemm_sm90
 from ..generator.key import KernelKey, shared_memory
 from ..generator.matrix import cells, supports
 from ..generator.rules import OK, Status, no
@@ -31,9 +30,6 @@ OTHER_OP = no("it is a kernel of another operation")
 Rule: TypeAlias = tuple[bool, str]
 """Whether a kernel meets a rule, and the reason that it is refused for otherwise."""
 
-LEAST_SECONDS = 1e-6
-"""That no launch is estimated to stay below."""
-
 HEURISTIC, ALONG_M, ALONG_N = range(3)
 """Raster orders, as kernels' arguments have them: along which side of the result neighbours in the list of tiles lie.
 With the first, CUTLASS chooses."""
@@ -44,12 +40,10 @@ class Candidate(Generic[F]):
     """A kernel for a problem, its launch options, and how the problem is put to it.
 
     Attributes:
-        key: the kernel's key.
         info: the kernel's row of the table, or None where it has to be compiled at run time.
         seconds: the model's estimate of one launch.
         formulation: how the problem is put to the kernel: operands swapped, an operand of a tree as C, operands cast, a
             convolution as a GEMM. None for kernels of one task, such as casts.
-        split_k: slices of K.
         swizzle, raster: for the persistent scheduler (sm90 generation); see cpp/src/tile_scheduler.h.
         width: columns of a tile (of D^T: rows of D), for kernels whose launch chooses them; 0 of others.
         tuned: whether a record of `tuning` says so, and not the model.
@@ -84,8 +78,7 @@ class KernelSearch(abc.ABC, Generic[F]):
     Attributes:
         op: operation of the kernels' keys.
         device: where the problem is computed.
-        arch: keep to cells of this arch; None takes cells of any arch that run on the device, native ones before
-            others.
+        arch: keep to cells of this arch; None takes those of any arch that run on the device, native ones first.
         problem: all that decides about kernels, as a dataclass, by which tuned choices are found; None has no such.
         formulations: how the problem can be put to kernels, in groups. A group is passed over where an earlier one is
             served; within a group the estimated time decides.
@@ -157,7 +150,7 @@ class KernelSearch(abc.ABC, Generic[F]):
 
     def least(self, candidate: Candidate[F]) -> float:
         """A time that no kernel is estimated to stay below, whatever its tile and generation."""
-        return LEAST_SECONDS
+        return 1e-6
 
     def epilogue_of(self, candidate: Candidate[F]) -> str:
         """The epilogue that a candidate's kernel computes for the problem; empty where operations have none."""
@@ -168,10 +161,7 @@ class KernelSearch(abc.ABC, Generic[F]):
         return ""
 
     def serves(self, key: KernelKey) -> Status:
-        """Whether a kernel serves the problem in any formulation, whatever it is compiled for.
-
-        The reason is that of the formulation which it comes closest to serving.
-        """
+        """Whether a kernel serves the problem; the reason is of the formulation that it comes closest to serving."""
         closest = OTHER_OP
         for formulation in itertools.chain.from_iterable(self.formulations):
             if self.op_of(formulation) == key.op:
@@ -181,10 +171,13 @@ class KernelSearch(abc.ABC, Generic[F]):
                 closest = max(closest, status, key=lambda refusal: refusal.passed)
         return closest
 
+    def every_cell(self, arch: SmArch) -> Iterable[KernelKey]:
+        """All keys that can be compiled for an arch."""
+        return dict.fromkeys(key for group in self.formulations for keys in self.cells(arch, group) for key in keys)
+
     def closest(self, arch: SmArch) -> str:
         """Why the matrix's cell that comes closest to serving the problem on an arch does not serve it."""
-        keys = dict.fromkeys(key for group in self.formulations for cells in self.cells(arch, group) for key in cells)
-        refused = [status for key in keys if not (status := self.serves(key))]
+        refused = [status for key in self.every_cell(arch) if not (status := self.serves(key))]
         if not refused:
             alike = " with its element types and epilogue" if matrix(self.op, arch) else ""
             return f"there are no {self.op} cells for {arch.value}{alike}"
@@ -192,35 +185,23 @@ class KernelSearch(abc.ABC, Generic[F]):
         return f"the closest of {len(refused)} cells is refused: {closest.reason}"
 
     def nearest(self, arch: SmArch, best: Candidate[F] | None) -> KernelKey | None:
-        """The key that an installation without a kernel for the problem is told of.
-
-        Args:
-            arch: the compile target.
-            best: the candidate that is compiled instead, where there is one.
-        """
+        """The key that an installation without a kernel is told of; `best` is compiled instead, where there is one."""
         return None if best is None else best.key
 
     def refusal(self, best: Candidate[F] | None, remedy: str) -> CutlassError:
-        """The error where the table has no kernel and none may be compiled.
-
-        Args:
-            best: the matrix's best cell; None where no cell serves the problem.
-            remedy: how that is had; see `select.remedy`.
-        """
+        """The error where the table has no kernel and none may be compiled, and how the matrix's best cell is had."""
         if best is None:
             return UnsupportedError(self.reason())
         return KernelNotFoundError(f"no kernel in the table serves this {best.key.op}; {best.key.name} would: {remedy}")
 
 
 class ExactSearch(KernelSearch[None]):
-    """A kernel whose key is known but for its arch: helpers, of which there is one for each task."""
+    """A kernel whose key `make` gives for a compile target: helpers, of which there is one for each task."""
 
     formulations = ((None,),)
 
     def __init__(self, make: Callable[[SmArch], KernelKey], device: Device, arch: SmArch | None = None) -> None:
-        """The kernel of the key that `make` gives for a compile target."""
-        self.device, self.arch = device, arch
-        self.make = make
+        self.device, self.arch, self.make = device, arch, make
         self._wanted = make(devices.require_arch(device))
         self.op = self._wanted.op
 
@@ -273,7 +254,7 @@ class Roster(Generic[F]):
     """The kernels that may serve problems with the same traits, and the model's ranking of them."""
 
     def __init__(self, search: KernelSearch[F], source: Any, kernels: Iterable[Kernel], group: Sequence[F]) -> None:
-        """Those kernels that match a formulation of the group; what they are from lives as long as this."""
+        """Those kernels that match a formulation of the group; their source lives as long as this."""
         self._source = source
         self._kernels: list[tuple[KernelKey, KernelInfo | None]] = []
         entries = []
@@ -297,8 +278,8 @@ class Roster(Generic[F]):
 
     def every(self, search: KernelSearch[F], group: Sequence[F]) -> list[Candidate[F]]:
         """All that serve it, best first: native cells, since others cost a compilation in the driver at first."""
-        found = self._ranking.every([search.extents(of) for of in group], search.batch_invariant)
-        return [self._candidate(group, each) for each in found]
+        extents = [search.extents(of) for of in group]
+        return [self._candidate(group, found) for found in self._ranking.every(extents, search.batch_invariant)]
 
     def _candidate(self, group: Sequence[F], found: _core.Found) -> Candidate[F]:
         entry, place, (seconds, split_k, swizzle, raster, width) = found
@@ -312,66 +293,3 @@ def candidates_of(
     """A kernel in the formulations that it serves, the fastest first."""
     shared_bytes = shared_memory(key) if info is None else info.shared_bytes
     return Roster(search, None, [(0, key, info, shared_bytes)], group).every(search, group)
-
-
-def obtainable(
-    search: KernelSearch[F],
-    key: KernelKey,
-    groups: Iterable[Sequence[F]],
-    rows: Iterable[KernelInfo],
-    *,
-    compiling: bool,
-) -> Iterator[Candidate[F]]:
-    """A kernel in the formulations that it serves, as it is built, else compiled; nothing where neither may be."""
-    if search.arch not in (None, key.arch):
-        return
-
-    def runs(info: KernelInfo) -> bool:
-        rank = devices.rank_arch(key.arch, search.device, ptx=info.ptx, cuda_version=info.cuda_version)
-        return info.key == key and rank is not None
-
-    info = next(filter(runs, rows), None)
-    compiles = compiling and supports(key) and devices.rank_arch(key.arch, search.device, ptx=True) is not None
-    for group in groups if info is not None or compiles else ():
-        yield from candidates_of(search, key, info, group)
-
-
-def of_one_width(candidate: Candidate[F]) -> Candidate[F]:
-    """The candidate itself, or what is compiled instead of a kernel with a body for each width: its width's alone."""
-    if candidate.info is not None or not candidate.width:
-        return candidate
-    return dataclasses.replace(candidate, key=gemm_sm90.of_width(candidate.key, candidate.width), width=0)
-
-
-_KEPT_AT_MOST = 256
-_rosters: dict[Hashable, Roster[Any]] = {}
-"""By where the kernels are from, and all else that decides which match."""
-
-
-def roster(
-    search: KernelSearch[F], source: Hashable, owner: Any, kernels: Callable[[], Iterable[Kernel] | None],
-    group: Sequence[F],
-) -> Roster[F] | None:  # fmt: skip
-    """The kernels of a source that match a group, which are looked for once.
-
-    Args:
-        search: the problem's kernels.
-        source: which kernels these are, of those that searches of this type and device have.
-        owner: what the kernels are from, which lives as long as the roster.
-        kernels: gives them; None where there are none, which is asked again.
-        group: formulations.
-    """
-    known = (
-        source, type(search), search.op, search.device, tuple(map(search.op_of, group)),
-        tuple(map(search.traits, group)),
-    )  # fmt: skip
-    found = _rosters.get(known)
-    if found is None:
-        symbols.refuse()  # the next call of such traits finds it
-        every = kernels()
-        if every is None:
-            return None
-        if len(_rosters) >= _KEPT_AT_MOST:
-            _rosters.clear()
-        found = _rosters[known] = Roster(search, owner, every, group)
-    return found

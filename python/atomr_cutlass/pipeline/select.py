@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 import warnings
 import weakref
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from .. import _core
@@ -22,7 +23,7 @@ from ..generator.matrix import preset_of, supports
 from ..jit import kernels
 from . import devices, table, tuning
 from .reduction import Reduction, reduction_of
-from .search import Candidate, Kernel, KernelSearch, Roster, candidates_of, matrix, obtainable, of_one_width, roster
+from .search import Candidate, Kernel, KernelSearch, Roster, candidates_of, matrix
 
 F = TypeVar("F")
 
@@ -35,10 +36,10 @@ FAR = 0.5
 _FORBIDDEN = f"jit='off' or {kernels.POLICY_VARIABLE}=off forbids to compile that"
 
 
-def _running(search: KernelSearch[Any], op: str) -> Iterator[Kernel]:
-    """The table's kernels of an operation that run on the device."""
-    for info in table.rows():
-        if info.key.op != op or (search.arch is not None and info.key.arch is not search.arch):
+def _running(search: KernelSearch[F], group: Sequence[F]) -> Iterator[Kernel]:
+    """The table's kernels of the formulations' operations that run on the device."""
+    for op, info in itertools.product(dict.fromkeys(map(search.op_of, group)), table.rows()):
+        if info.key.op != op or search.arch not in (None, info.key.arch):
             continue
         suitability = devices.rank_arch(info.key.arch, search.device, ptx=info.ptx, cuda_version=info.cuda_version)
         if suitability is not None:
@@ -53,9 +54,33 @@ def unfit(search: KernelSearch[Any], key: KernelKey, shared_bytes: int) -> str:
     return "its reduction is not that of batch-invariant calls" if other else ""
 
 
-def _source(search: KernelSearch[Any], *of: Hashable) -> Hashable:
-    """All but traits that decides which kernels of some there are for a problem."""
-    return of, reduction(search) if search.batch_invariant else ""
+_KEPT_AT_MOST = 256
+_rosters: dict[Hashable, Roster[Any]] = {}
+
+
+def _roster(
+    search: KernelSearch[F], source: Hashable, owner: Any, kernels: Callable[[], Iterable[Kernel] | None],
+    group: Sequence[F],
+) -> Roster[F] | None:  # fmt: skip
+    """The kernels of a source that may serve a group, looked for once. What owns them lives as long as the roster.
+
+    None where `kernels` gives None, which is asked again.
+    """
+    known = (
+        source, reduction(search) if search.batch_invariant else "", type(search), search.op, search.device,
+        tuple(map(search.op_of, group)), tuple(map(search.traits, group)),
+    )  # fmt: skip
+    found = _rosters.get(known)
+    if found is None:
+        symbols.refuse()  # the next call of such traits finds it
+        every = kernels()
+        if every is None:
+            return None
+        if len(_rosters) >= _KEPT_AT_MOST:
+            _rosters.clear()
+        fitting = (kernel for kernel in every if not unfit(search, kernel[1], kernel[3]))
+        found = _rosters[known] = Roster(search, owner, fitting, group)
+    return found
 
 
 def _helped(search: KernelSearch[F], group: Sequence[F]) -> Sequence[F]:
@@ -68,39 +93,28 @@ def _built(search: KernelSearch[F], *, built_helpers: bool) -> Iterator[tuple[Ro
     rows = table.rows()
     for group in search.formulations:
         possible = _helped(search, group) if built_helpers else group
-
-        def kernels(group: Sequence[F] = possible) -> Iterator[Kernel]:
-            running = itertools.chain.from_iterable(
-                _running(search, op) for op in dict.fromkeys(map(search.op_of, group))
-            )
-            return (kernel for kernel in running if not unfit(search, kernel[1], kernel[3]))
-
-        if found := roster(search, _source(search, id(rows), search.arch), rows, kernels, possible):
+        running = functools.partial(_running, search, possible)
+        if found := _roster(search, (id(rows), search.arch), rows, running, possible):
             yield found, possible
 
 
 def _compiled(search: KernelSearch[F]) -> Iterator[tuple[Roster[F], Sequence[F]]]:
-    """The matrix's cells that may serve a problem, and the formulations: those of each set of each group.
-
-    Raises:
-        UnsupportedError: the GPU has no compile target.
-    """
+    """The matrix's cells that may serve a problem, and the formulations: those of each set of each group."""
     target = require_target(search)
     if devices.rank_arch(target, search.device, ptx=True) is None:
         return
     for group in search.formulations:
         for number in itertools.count():
 
-            def kernels(group: Sequence[F] = group, number: int = number) -> Iterator[Kernel] | None:
+            def cells(group: Sequence[F] = group, number: int = number) -> Iterator[Kernel] | None:
                 keys = next(itertools.islice(search.cells(target, group), number, None), None)
                 if keys is None:
                     return None
                 # What is compiled for one problem has its tree, tiles of one width, and is compiled in seconds.
                 alone = (key for key in keys if not is_common(key.epilogue) and not gemm_sm90.is_for_tables(key))
-                cells = ((0, key, None, shared_memory(key)) for key in alone)
-                return (cell for cell in cells if not unfit(search, cell[1], cell[3]))
+                return ((0, key, None, shared_memory(key)) for key in alone)
 
-            found = roster(search, _source(search, target, number), None, kernels, group)
+            found = _roster(search, (target, number), None, cells, group)
             if found is None:
                 break
             yield found, group
@@ -140,9 +154,7 @@ def _settled(search: KernelSearch[F]) -> Reduction | None:
     groups = search.of_many_rows()
     for group in groups:
         built = _helped(search, group)
-        ops = dict.fromkeys(map(search.op_of, built))
-        of_table = ((suitability, key) for op in ops for suitability, key, *_ in _running(search, op))
-        if found := _commonest(search, built, of_table):
+        if found := _commonest(search, built, (kernel[:2] for kernel in _running(search, built))):
             return found
     target = require_target(search)
     for group in groups:
@@ -172,11 +184,7 @@ def _commonest(
 
 
 def rank_cells(search: KernelSearch[F]) -> list[Candidate[F]]:
-    """The matrix's cells that serve the problem, whether or not they are built, best first.
-
-    Raises:
-        UnsupportedError: the GPU has no compile target.
-    """
+    """The matrix's cells that serve the problem, whether or not they are built, best first."""
     return next(filter(None, (found.every(search, group) for found, group in _compiled(search))), [])
 
 
@@ -185,32 +193,13 @@ def best_cell(search: KernelSearch[F]) -> Candidate[F] | None:
     return next(filter(None, (found.first(search, group) for found, group in _compiled(search))), None)
 
 
-def serving(search: KernelSearch[Any], arch: SmArch) -> Iterator[KernelKey]:
-    """The keys for an arch that serve the problem, whether or not they are built."""
-    for group in search.formulations:
-        for keys in search.cells(arch, group):
-            yield from (key for key in keys if search.serves(key))
-
-
-def nearest(search: KernelSearch[F], arch: SmArch, best: Candidate[F] | None) -> KernelKey | None:
-    """The key that an installation without a kernel for the problem is told of; see `KernelSearch.nearest`."""
-    found = search.nearest(arch, best)
-    if found is None and best is None and (cell := best_cell(search)):
-        found = cell.key
-    return found
-
-
 def refusal(search: KernelSearch[F], best: Candidate[F] | None) -> CutlassError:
     """The error where the table has no kernel for a problem and none may be compiled; `best` is the best cell."""
     return search.refusal(best, "" if best is None else remedy(search, best.key))
 
 
 def best_key(search: KernelSearch[Any]) -> KernelKey:
-    """The key of the matrix's best cell.
-
-    Raises:
-        UnsupportedError, KernelNotFoundError: there is none.
-    """
+    """The key of the matrix's best cell."""
     best = best_cell(search)
     if best is None:
         raise refusal(search, None)
@@ -218,11 +207,7 @@ def best_key(search: KernelSearch[Any]) -> KernelKey:
 
 
 def candidate_of(search: KernelSearch[F], key: KernelKey) -> Candidate[F]:
-    """The candidate of one key, of the matrix or not.
-
-    Raises:
-        UnsupportedError: the key is no kernel's, or cannot serve the problem.
-    """
+    """The candidate of one key, of the matrix or not."""
     require(supports(key))
     for group in search.formulations:
         if found := candidates_of(search, key, None, group):
@@ -233,20 +218,14 @@ def candidate_of(search: KernelSearch[F], key: KernelKey) -> Candidate[F]:
 def choose(
     search: KernelSearch[F], *, backend: str = "auto", jit: str | None = None, record: bool = True
 ) -> Candidate[F]:
-    """The kernel for a problem.
+    """The kernel for a problem: a named or tuned one, else the table's best, else (`backend`, `jit`) the matrix's.
 
-    Args:
-        search: the problem's kernels.
-        backend: `prebuilt`: the table's best; `jit`: the matrix's best; `auto`: the table's best, or the matrix's best
-            where the table has none.
-        jit: `auto`, `background` (which is `auto` here) or `off`; None leaves it to ATOMR_CUTLASS_JIT.
-        record: whether the kernel is to be used: one that the table lacks then goes into the log of misses, and the
-            error says who asks; a slow one is warned of.
+    With `record` it is to be used: one that the table lacks goes into the log of misses, an error says who asks, and a
+    slow one is warned of.
 
     Raises:
-        UnsupportedError: no kernel of the matrix serves it; the reason says what would cure it.
-        KernelNotFoundError: one does, but the table lacks it and it must not be compiled; names what adds it and, where
-            the policy forbids it, the call.
+        UnsupportedError: no kernel of the matrix serves it.
+        KernelNotFoundError: one does, but the table lacks it and it must not be compiled.
     """
     compiling = backend != "prebuilt" and kernels.policy(jit) != "off"
     if told := _told(search, built=backend != "jit", compiling=compiling):
@@ -287,26 +266,32 @@ def lacking(search: KernelSearch[Any]) -> KernelSearch[Any]:
 
 
 def _told(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidate[F] | None:
-    """The candidate of the kernel that a user has named, else of the record for the problem.
+    """The candidate of the kernel that a user has named, else of the problem's record, if it is had and serves."""
 
-    None where there is neither, or the kernel cannot be had, or does not serve.
-    """
-    problem = search.tuned_problem
+    def obtainable(key: KernelKey, groups: Sequence[Sequence[F]]) -> Iterator[Candidate[F]]:
+        if search.arch not in (None, key.arch) or unfit(search, key, shared_memory(key)):
+            return
+        rank = functools.partial(devices.rank_arch, key.arch, search.device)
+        runs = (info for info in (table.rows() if built else ()) if info.key == key)
+        info = next((info for info in runs if rank(ptx=info.ptx, cuda_version=info.cuda_version) is not None), None)
+        if info is not None or (compiling and supports(key) and rank(ptx=True) is not None):
+            for group in groups:
+                yield from candidates_of(search, key, info, group if compiling else _helped(search, group))
 
-    def candidates(key: KernelKey, groups: Sequence[Sequence[F]]) -> Iterable[Candidate[F]]:
-        if unfit(search, key, shared_memory(key)):
-            return ()
-        groups = groups if compiling else [_helped(search, group) for group in groups]
-        return obtainable(search, key, groups, table.rows() if built else (), compiling=compiling)
+    def of_one_width(candidate: Candidate[F]) -> Candidate[F]:
+        """The candidate or, where a kernel with a body for each width is not built, its width's alone."""
+        if candidate.info is not None or not candidate.width:
+            return candidate
+        return dataclasses.replace(candidate, key=gemm_sm90.of_width(candidate.key, candidate.width), width=0)
 
     if search.named is not None:
-        for candidate in candidates(search.named, search.formulations):
+        for candidate in obtainable(search.named, search.formulations):
             return of_one_width(dataclasses.replace(candidate, named=True))
+    problem = search.tuned_problem
     if problem is None or not (record := tuning.find(search.device.name, problem)):
         return None
-    every = enumerate(itertools.chain.from_iterable(search.formulations))
-    its = [formulation for place, formulation in every if place == record.formulation]
-    for candidate in candidates(record.key, [its]):
+    its = [*itertools.chain.from_iterable(search.formulations)][record.formulation : record.formulation + 1]
+    for candidate in obtainable(record.key, [its]):
         for launch in search.launches(candidate) if record.width in search.widths(candidate) else ():
             if launch.options[:-1] == record.options[:-1]:
                 seconds = record.microseconds / 1e6
@@ -317,10 +302,7 @@ def _told(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidate
 def decide(
     search: KernelSearch[F], *, backend: str = "auto", jit: str | None = None, stream: int | None = None
 ) -> tuple[Candidate[F], Candidate[F] | None]:
-    """The kernel that a plan begins with, and a better one to be compiled in the background, if there is one.
-
-    Arguments and errors are those of `choose`; while `stream` is captured, nothing is compiled in the background.
-    """
+    """The choice that a plan begins with, and a better one to be compiled in the background: none during capture."""
     policy = kernels.policy(jit)
     candidate = choose(search, backend=backend, jit=policy)
     capturing = stream is not None and _core.capturing(search.device.index, stream)
@@ -389,12 +371,7 @@ def too_new(search: KernelSearch[Any]) -> str:
 
 
 def require_target(search: KernelSearch[Any]) -> SmArch:
-    """The compile target: the one that is asked for, else the device's own.
-
-    Raises:
-        UnsupportedError: the package has no target for such GPUs; says so too where only the driver's age keeps PTX
-            from serving.
-    """
+    """The compile target: the one that is asked for, else the device's own."""
     if search.arch is not None:
         return search.arch
     try:

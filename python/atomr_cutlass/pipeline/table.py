@@ -132,11 +132,7 @@ _cubins_lock = renewed(sys.modules[__name__], "_cubins_lock", threading.Lock)
 
 
 def launchable(info: KernelInfo) -> str | _core.JitKernel:
-    """Returns the handle by which a plan launches a row: its name or, for a pack of cubins, its code in the driver.
-
-    Raises:
-        LibraryError: the driver refuses the code.
-    """
+    """The handle by which a plan launches a row: its name or, for a pack of cubins, its code in the driver."""
     own, cubin = _cubins.get(info.name, (None, None))
     if cubin is None or info is not own:  # a pack that was loaded later may have linked in one of its name
         return info.name

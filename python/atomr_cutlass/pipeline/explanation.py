@@ -24,20 +24,11 @@ from .verification import verification
 if TYPE_CHECKING:
     from .request import Request
 
-TMA_CAPABILITY = (9, 0)
-"""From here on there are newer generations than sm80."""
-
 _REASONS_SHOWN = 5
 
 
 class Refused(NamedTuple):
-    """Kernels that a request does not get.
-
-    Attributes:
-        reason: why none of them serves it.
-        kernels: how many they are.
-        first: name of the first.
-    """
+    """Kernels that a request does not get: why none of them serves it, how many they are, and the first one's name."""
 
     reason: str
     kernels: int
@@ -182,7 +173,7 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
 def _refused(search: KernelSearch[Any], archs: Sequence[SmArch] = ()) -> tuple[Refused, ...]:
     """The table's kernels of a problem's operations that do not serve it, by reason; with archs the matrix's too."""
     ops = set(map(search.op_of, itertools.chain.from_iterable(search.formulations)))
-    rows = [info for info in table.rows() if info.key.op in ops]
+    rows = (info for info in table.rows() if info.key.op in ops)
     counted = {info.key: (info.ptx, info.cuda_version, info.shared_bytes) for info in rows}
     for key in itertools.chain.from_iterable(map(search.every_cell, archs)):
         counted.setdefault(key, (True, 0, shared_memory(key)))
@@ -226,7 +217,7 @@ def _notes(
         )
     if best.key.arch is not arch:
         yield f"a {best.key.arch.value} cell, running on {search.device.name}"
-    if best.key.generation == "sm80" and arch.capability >= TMA_CAPABILITY:
+    if best.key.generation == "sm80" and arch.capability >= (9, 0):  # from there on are newer generations
         where = "the table" if best.info else "the matrix"
         serving = filter(search.serves, search.every_cell(arch))
         others = (candidate.key for candidate in ranked) if best.info else serving

@@ -124,14 +124,9 @@ class Steps:
     ) -> Address:
         """An array of the caller's, the next in the order of a call.
 
-        Args:
-            name: for messages.
-            shape: extents.
-            strides: in elements; None is row-major.
-            dtype: DLPack's (type code, bits).
-            alignment: in bytes.
-            role: `input`, `source` (an input that a result may overwrite in place), `optional source` (one that is
-                given where beta is not 0, and only there) or `output`.
+        Strides are in elements (None: row-major), `dtype` is DLPack's (type code, bits), the alignment in bytes. Roles
+        are `input`, `source` (an input that a result may overwrite in place), `optional source` (one that is given
+        where beta is not 0, and only there) and `output`.
         """
         strides = row_major(shape) if strides is None else strides
         self._slots.append((name, shape, strides, dtype, max(1, alignment), role))
@@ -218,11 +213,9 @@ class Steps:
 
 def _alone(candidate: Candidate[Any]) -> Candidate[Any]:
     """A candidate without the problem that it is for."""
-    split_k, swizzle, raster, width = map(symbols.plain, candidate.options)
-    return dataclasses.replace(
-        candidate, seconds=symbols.plain(candidate.seconds), formulation=None, split_k=split_k, swizzle=swizzle,
-        raster=raster, width=width,
-    )  # fmt: skip
+    numbers = ("seconds", "split_k", "swizzle", "raster", "width")
+    plain = {name: symbols.plain(getattr(candidate, name)) for name in numbers}
+    return dataclasses.replace(candidate, formulation=None, **plain)
 
 
 def settled(address: Address, bits: int) -> tuple[str, int, int]:

@@ -77,7 +77,6 @@ class KernelSearch(abc.ABC, Generic[F]):
 
     Attributes:
         op: operation of the kernels' keys.
-        device: where the problem is computed.
         arch: keep to cells of this arch; None takes those of any arch that run on the device, native ones first.
         problem: all that decides about kernels, as a dataclass, by which tuned choices are found; None has no such.
         formulations: how the problem can be put to kernels, in groups. A group is passed over where an earlier one is
@@ -128,7 +127,10 @@ class KernelSearch(abc.ABC, Generic[F]):
         return self.op
 
     def cells(self, arch: SmArch, group: Sequence[F]) -> Iterable[Iterable[KernelKey]]:
-        """Keys that can be compiled for an arch, in sets: one is looked at where those before it serve nothing."""
+        """Keys that can be compiled for an arch, in sets: one is looked at where those before it serve nothing.
+
+        What takes time is done as the set is looked at: most are known already (`select`).
+        """
         yield matrix(self.op, arch)
 
     def launches(self, candidate: Candidate[F]) -> Iterable[Candidate[F]]:

@@ -8,7 +8,7 @@ import functools
 import itertools
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from .. import _core
@@ -59,13 +59,9 @@ _rosters: dict[Hashable, Roster[Any]] = {}
 
 
 def _roster(
-    search: KernelSearch[F], source: Hashable, owner: Any, kernels: Callable[[], Iterable[Kernel] | None],
-    group: Sequence[F],
-) -> Roster[F] | None:  # fmt: skip
-    """The kernels of a source that may serve a group, looked for once. What owns them lives as long as the roster.
-
-    None where `kernels` gives None, which is asked again.
-    """
+    search: KernelSearch[F], source: Hashable, owner: Any, kernels: Iterable[Kernel], group: Sequence[F]
+) -> Roster[F]:
+    """The kernels of a source that may serve a group, looked for once. What owns them lives as long as the roster."""
     known = (
         source, reduction(search) if search.batch_invariant else "", type(search), search.op, search.device,
         tuple(map(search.op_of, group)), tuple(map(search.traits, group)),
@@ -73,12 +69,9 @@ def _roster(
     found = _rosters.get(known)
     if found is None:
         symbols.refuse()  # the next call of such traits finds it
-        every = kernels()
-        if every is None:
-            return None
         if len(_rosters) >= _KEPT_AT_MOST:
             _rosters.clear()
-        fitting = (kernel for kernel in every if not unfit(search, kernel[1], kernel[3]))
+        fitting = (kernel for kernel in kernels if not unfit(search, kernel[1], kernel[3]))
         found = _rosters[known] = Roster(search, owner, fitting, group)
     return found
 
@@ -93,9 +86,7 @@ def _built(search: KernelSearch[F], *, built_helpers: bool) -> Iterator[tuple[Ro
     rows = table.rows()
     for group in search.formulations:
         possible = _helped(search, group) if built_helpers else group
-        running = functools.partial(_running, search, possible)
-        if found := _roster(search, (id(rows), search.arch), rows, running, possible):
-            yield found, possible
+        yield _roster(search, (id(rows), search.arch), rows, _running(search, possible), possible), possible
 
 
 def _compiled(search: KernelSearch[F]) -> Iterator[tuple[Roster[F], Sequence[F]]]:
@@ -104,20 +95,11 @@ def _compiled(search: KernelSearch[F]) -> Iterator[tuple[Roster[F], Sequence[F]]
     if devices.rank_arch(target, search.device, ptx=True) is None:
         return
     for group in search.formulations:
-        for number in itertools.count():
-
-            def cells(group: Sequence[F] = group, number: int = number) -> Iterator[Kernel] | None:
-                keys = next(itertools.islice(search.cells(target, group), number, None), None)
-                if keys is None:
-                    return None
-                # What is compiled for one problem has its tree, tiles of one width, and is compiled in seconds.
-                alone = (key for key in keys if not is_common(key.epilogue) and not gemm_sm90.is_for_tables(key))
-                return ((0, key, None, shared_memory(key)) for key in alone)
-
-            found = _roster(search, (target, number), None, cells, group)
-            if found is None:
-                break
-            yield found, group
+        for number, keys in enumerate(search.cells(target, group)):
+            # What is compiled for one problem has its tree, tiles of one width, and is compiled in seconds.
+            alone = (key for key in keys if not is_common(key.epilogue) and not gemm_sm90.is_for_tables(key))
+            cells = ((0, key, None, shared_memory(key)) for key in alone)
+            yield _roster(search, (target, number), None, cells, group), group
 
 
 def rank(search: KernelSearch[F], *, built_helpers: bool = True) -> list[Candidate[F]]:

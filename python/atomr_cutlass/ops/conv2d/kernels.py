@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -223,16 +223,21 @@ class ConvSearch(KernelSearch[ConvFormulation]):
             unity = key.stride_support == "strided" and problem.geometry.stride == (1, 1)
             return dataclasses.replace(key, stride_support="unity") if unity else key
 
-        others = [key for key in dict.fromkeys(map(varied, keys)) if supports(key)]
-        products = {member.product.problem: member.product for member in group if member.product is not None}
-        of_gemm: list[KernelKey] = []
-        if self._product is not None:
-            for product in products.values():
-                of_gemm += next(iter(self._product.cells(arch, [product])))
-        # The matrix has no cells with trees: where the GEMM has one, the time decides among all.
-        of_tree = bool(of_gemm) and self.problem.fusion is not None
-        yield (*keys, *others, *of_gemm) if of_tree else (*keys, *of_gemm)
-        yield others
+        def others() -> Iterator[KernelKey]:
+            yield from filter(supports, dict.fromkeys(map(varied, keys)))
+
+        def first() -> Iterator[KernelKey]:
+            products = {member.product.problem: member.product for member in group if member.product is not None}
+            of_gemm: list[KernelKey] = []
+            if self._product is not None:
+                for product in products.values():
+                    of_gemm += next(iter(self._product.cells(arch, [product])))
+            # The matrix has no cells with trees: where the GEMM has one, the time decides among all.
+            of_tree = bool(of_gemm) and self.problem.fusion is not None
+            yield from (*keys, *(others() if of_tree else ()), *of_gemm)
+
+        yield first()
+        yield others()
 
     def helpers(self, formulation: ConvFormulation) -> Sequence[KernelSearch[Any]]:
         """Casts of the operands and of the result."""

@@ -57,13 +57,10 @@ class Weights:
     def __init__(self, weights: Any, stream: Any = None) -> None:
         raw = _bytes_of(weights)
         self._source: _Bytes | _core.Operand
-        with operands.launching(stream, None if raw is not None else weights, awaited=True) as launch:
+        with operands.launching(stream, weights if raw is None else None, awaited=True) as launch:
             self.stream = launch.handle
-            if raw is None:
-                self._source = view = operands.as_operand(weights, "weights")
-                self.size = _size(view)
-            else:
-                self._source, self.size = raw, raw.nbytes
+            self._source = operands.as_operand(weights, "weights") if raw is None else raw
+        self.size = _size(self._source) if isinstance(self._source, _core.Operand) else self._source.nbytes
 
     def check(self, target: _core.Operand, name: str) -> None:
         """Refuses values that the operand of this name cannot hold."""

@@ -43,12 +43,8 @@ class HeuristicCache:
 
     def __init__(self, capacity: int = 1024) -> None:
         self._kernels: PlanCache[_Known] = PlanCache(capacity)
+        self.capacity = capacity
         self._given = False
-
-    @property
-    def capacity(self) -> int:
-        """How many kernels are kept."""
-        return self._kernels.capacity
 
     def get(self, key: KernelUse) -> KernelKey | None:
         """The kernel that is known for a use, or None.

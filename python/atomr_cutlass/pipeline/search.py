@@ -256,15 +256,13 @@ class Roster(Generic[F]):
     """The kernels that may serve problems with the same traits, and the model's ranking of them."""
 
     def __init__(self, search: KernelSearch[F], source: Any, kernels: Iterable[Kernel], group: Sequence[F]) -> None:
-        """Those kernels that match a formulation of the group; their source lives as long as this."""
+        """Of these kernels those that match a formulation of the group; their source lives as long as this."""
         self._source = source
         self._kernels: list[tuple[KernelKey, KernelInfo | None]] = []
         entries = []
         for suitability, key, info, shared_bytes in kernels:
-            places = [
-                place for place, of in enumerate(group) if search.op_of(of) == key.op and search.matches(key, of).ok
-            ]  # fmt: skip
-            if places:
+            suits = (search.op_of(of) == key.op and search.matches(key, of).ok for of in group)
+            if places := [place for place, suited in enumerate(suits) if suited]:
                 self._kernels.append((key, info))
                 entries.append((suitability, estimate.kernel_of(key), shared_bytes, places))
         self._ranking = _core.Ranking(estimate.model, search.device, entries)

@@ -110,7 +110,7 @@ def on_fake_gpu() -> Iterator[dict[str, Any]]:
         FakeGpu().install(patch)
         patch.setattr(_core, "synchronize", lambda _device, _stream: None)
         a, b = operands_of(REQUEST).values()
-        _, out = operands.empty((M, N), ac.CutlassDtype.BF16, 0, a)
+        _, out = operands.empty((M, N), ac.CutlassDtype.BF16.dlpack, 0, a)
         yield {"plan": plan, "planner": lambda _request, _device: plan, "a": a, "b": b, "out": out, "stream": 0}
 
 

@@ -73,7 +73,7 @@ def test_family(info: ac.KernelInfo) -> None:
         "c": operand(m, n, key.d, "r", 3),
     }
     views = {name: uploaded(array, layouts[name]) for name, array in host.items()}
-    _, views["out"] = operands.empty((m, n), key.d, 0, None)
+    _, views["out"] = operands.empty((m, n), key.d.dlpack, 0, None)
 
     def spec(name: str, dtype: D) -> MatrixSpec:
         return MatrixSpec(views[name].shape, views[name].strides, dtype, views[name].alignment)

@@ -189,8 +189,10 @@ class FakeGpu:
         self.launches.append((plan, stream))
 
     def empty(
-        self, shape: tuple[int, ...], dtype: CutlassDtype, device: int, _like: Any
+        self, shape: tuple[int, ...], element: tuple[int, int], device: int, _like: Any
     ) -> tuple[_core.Operand, _core.Operand]:
+        dtype = CutlassDtype.from_dlpack(*element)
+        assert dtype is not None
         made = place(np.zeros(shape, numerics.numpy_dtype(dtype)), device=device)
         return made, made
 

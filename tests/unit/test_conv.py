@@ -13,7 +13,7 @@ import pytest
 import atomr_cutlass as ac
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import reference
-from atomr_cutlass.arrays import arguments
+from atomr_cutlass.arrays import operands
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.ops.conv2d import reference as conv_reference
 from atomr_cutlass.ops.conv2d.geometry import ConvGeometry, conv_geometry, result_shape
@@ -289,7 +289,7 @@ def test_the_gradient_of_an_empty_batch_is_zero(backend: str) -> None:
 
 def test_without_a_gpu_auto_computes_on_the_cpu_and_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "problem", lambda: "no NVIDIA driver")
-    arguments._warned.clear()
+    operands._warned.clear()
     with pytest.warns(RuntimeWarning, match="computing with NumPy on the CPU: no NVIDIA driver") as caught:
         ac.conv2d(X, W)
     assert caught[0].filename == __file__

@@ -15,7 +15,7 @@ import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass.arrays import arguments, numerics
+from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.call import kept_plans
@@ -223,7 +223,7 @@ def test_operands_are_let_go_of() -> None:
 
 def test_without_a_gpu_auto_computes_on_the_cpu_and_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "problem", lambda: "no NVIDIA driver")
-    arguments._warned.clear()
+    operands._warned.clear()
     a, b = _random(4, 6), _random(6, 5)
     with pytest.warns(RuntimeWarning, match="computing with NumPy on the CPU: no NVIDIA driver") as caught:
         np.testing.assert_array_equal(ac.gemm(a, b), a @ b)
@@ -234,7 +234,7 @@ def test_without_a_gpu_auto_computes_on_the_cpu_and_warns_once(monkeypatch: pyte
 
 
 def test_the_reference_backend_does_not_warn() -> None:
-    arguments._warned.clear()
+    operands._warned.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _gemm(_random(4, 6), _random(6, 5))

@@ -26,7 +26,7 @@ import numpy_gpu
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch
 from atomr_cutlass import epilogue as evt
-from atomr_cutlass.arrays import arguments
+from atomr_cutlass.arrays import operands
 from atomr_cutlass.epilogue.bound import GroupedFusion, GroupOperand
 from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from atomr_cutlass.generator.epilogue.common import bias_and_activation
@@ -180,7 +180,7 @@ def test_results_are_of_the_kind_of_a() -> None:
 
 def test_without_a_gpu_auto_is_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "problem", lambda: "there is none")
-    arguments._warned.clear()
+    operands._warned.clear()
     a, b = _random(6, 5), _random(3, 5, 4)
     with pytest.warns(RuntimeWarning, match="there is none"):
         got = ac.grouped_gemm(a, b, offsets=_i32(2, 2, 6))

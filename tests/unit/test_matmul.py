@@ -24,7 +24,7 @@ import matmul_gpu
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import HeuristicCache, HeuristicKey, MatmulRequest, ScaleSet
 from atomr_cutlass import MatmulEpilogue as E
-from atomr_cutlass.arrays import arguments
+from atomr_cutlass.arrays import operands
 from atomr_cutlass.arrays.numerics import numpy_dtype, saturating_cast
 from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, LibraryError, UnsupportedError
 from atomr_cutlass.generator.key import KernelKey
@@ -506,7 +506,7 @@ def test_what_is_no_request_is_refused() -> None:
 
 def test_without_a_gpu_auto_computes_on_the_cpu_and_names_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "problem", lambda: "no NVIDIA driver")
-    arguments._warned.clear()
+    operands._warned.clear()
     with pytest.warns(RuntimeWarning, match="computing with NumPy on the CPU") as caught:
         np.testing.assert_array_equal(_product(FA, FB, backend="auto").T, AB)
     assert caught[0].filename == __file__

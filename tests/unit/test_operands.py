@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import _core
-from atomr_cutlass.arrays import numerics, operands
+from atomr_cutlass.arrays import frameworks, numerics, operands
 from atomr_cutlass.errors import InvalidOperandError
 from dlpack_arrays import Array, CudaArray, capsule_name
 
@@ -198,7 +198,7 @@ def test_host_arrays_are_not_given_a_stream() -> None:
     assert array.asked == [{"max_version": (1, 0), "copy": False}]
 
 
-@pytest.mark.parametrize(("given", "seen"), [(operands.MANAGED, CUDA), (operands.PINNED, CPU)])
+@pytest.mark.parametrize(("given", "seen"), [(frameworks.MANAGED, CUDA), (frameworks.PINNED, CPU)])
 def test_managed_and_pinned_memory_count_as_gpu_and_host(given: int, seen: int) -> None:
     array = Array(np.zeros((2, 2)), device=(given, 0))
     operand = operands.as_operand(array)

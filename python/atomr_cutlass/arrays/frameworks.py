@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar, Token
 from typing import Any, TypeAlias
 
@@ -18,15 +18,20 @@ import numpy as np
 from .. import _core
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
-from . import cuda_array_interface, numerics
-from .views import BYTE, CPU, CUDA, MANAGED, PINNED
+from ..generator.errors import shown
+from .numerics import Element, element_of
+
+CPU = 1  # DLDeviceType
+CUDA = 2
+PINNED = 3
+MANAGED = 13
 
 LEGACY_STREAM = 1  # how the array protocols spell the legacy default stream
 UNORDERED = -1  # and how they spell that no order is needed
+ADDRESSES = 2**64
+_EXTENTS = 2**63
 
 Shape = tuple[int, ...]
-Element = tuple[int, int]
-"""DLPack's (type code, bits)."""
 Allocated: TypeAlias = "tuple[Any, _core.Operand]"
 """An array, None where its framework imports finished results only, and its operand."""
 
@@ -48,9 +53,7 @@ class LaunchStream:
 
     def __init__(self, handle: int, *, named: bool, awaited: bool = False) -> None:
         """No stream is acquired yet."""
-        self.handle = handle
-        self.named = named
-        self.awaited = awaited
+        self.handle, self.named, self.awaited = handle, named, awaited
         self._imported: dict[int, tuple[Any, _core.Operand]] = {}
         self._others: dict[int, int] = {}
         self._streams: dict[tuple[Framework, int], int | None] = {}
@@ -98,13 +101,9 @@ class LaunchStream:
         return self._streams[framework, device]
 
     def acquire(self, device: int, stream: int | None, *, allocated: bool = False, ordered: bool = False) -> None:
-        """Has launches wait for a framework's stream.
+        """Has launches wait for a framework's stream, if it has one, unless the framework itself has them (`ordered`).
 
-        Args:
-            device: index of the GPU of both.
-            stream: the framework's; None where it has none of its own.
-            allocated: whether memory from there is used. A capture of that stream then takes the launch in.
-            ordered: whether the framework itself has launches wait.
+        A capture of a stream whose memory is used (`allocated`) takes the launch in.
         """
         if stream is None or stream == self.handle:
             return
@@ -142,16 +141,16 @@ def namespaces(array: Any) -> Iterator[Any]:
 
 
 class Framework(abc.ABC):
-    """An array framework. A method that a class leaves out does as for memory of the package's own."""
+    """An array framework; methods that a class leaves out serve memory of the package's own."""
 
     @abc.abstractmethod
     def recognizes(self, array: Any) -> bool:
         """Whether the array is the framework's."""
 
     def current_stream(self, array: Any, device: int | None) -> int | None:
-        """The stream that the framework works on in this thread.
+        """The stream that the framework works on in this thread; None where it has none that a caller can order.
 
-        None where it has none that a caller can order. `device` is None where it is not known yet.
+        `device` is None where it is not known yet.
         """
         return None
 
@@ -232,8 +231,8 @@ class OutdatedPyTorch(Framework):
     """PyTorch before 2.10: without the exchange API neither its stream nor its allocator can be had."""
 
     def recognizes(self, array: Any) -> bool:
-        tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-        return isinstance(tensor, type) and isinstance(array, tensor) and not _core.has_exchange_api(array)
+        tensor = getattr(sys.modules.get("torch"), "Tensor", ())
+        return isinstance(array, tensor) and not _core.has_exchange_api(array)
 
     def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
         version = getattr(sys.modules["torch"], "__version__", "of an unknown version")
@@ -275,9 +274,8 @@ class DlpackProducer(Framework):
                 f"{type(array).__name__} exports single elements of 4 bits: give fp4 as bytes of two (uint8, or "
                 "PyTorch's float4_e2m1fn_x2), or in NumPy as ml_dtypes.float4_e2m1fn"
             )
-        if operand.device_type in (MANAGED, PINNED):
-            return _changed(operand, kind=CUDA if operand.device_type == MANAGED else CPU)
-        return operand
+        usual = {MANAGED: CUDA, PINNED: CPU}.get(operand.device_type)
+        return operand if usual is None else _changed(operand, usual, operand.read_only)
 
 
 class CuPy(DlpackProducer):
@@ -316,7 +314,7 @@ class Jax(DlpackProducer):
         operand = super().import_array(array, name, launch)
         if operand.device_type == CUDA:
             launch.synchronize(operand.device)  # JAX may give the memory to another array as soon as it is let go
-        return operand if operand.read_only else _changed(operand, read_only=True)
+        return operand if operand.read_only else _changed(operand, operand.device_type, read_only=True)
 
     def allocate(self, shape: Shape, element: Element, device: int, like: Any) -> Allocated:
         return None, _allocated(shape, element, device)  # JAX imports finished results only
@@ -335,10 +333,9 @@ class CudaArray(Framework):
     def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
         refuse_gradient(array, name)
         interface = array.__cuda_array_interface__
-        cuda_array_interface.check(array, interface)
-        element, shape = np.dtype(interface["typestr"]), interface["shape"]
+        _check_interface(interface, f"the __cuda_array_interface__ of a {type(array).__name__}")
+        element, shape, (pointer, read_only) = np.dtype(interface["typestr"]), interface["shape"], interface["data"]
         dtype = element_of(element)
-        pointer, read_only = interface["data"]
         if interface.get("mask") is not None:
             raise InvalidOperandError("the array has a mask, which no kernel reads: fill what is masked")
         strides = interface.get("strides")
@@ -369,11 +366,7 @@ def framework_of(array: Any) -> Framework | None:
 
 
 def refuse_gradient(array: Any, name: str) -> None:
-    """Refuses a tensor that requires a gradient, if PyTorch records gradients in this thread and now.
-
-    Raises:
-        InvalidOperandError: says how to compute without one.
-    """
+    """Refuses a tensor that requires a gradient, if PyTorch records gradients in this thread and now."""
     torch = sys.modules.get("torch")  # a tensor has loaded it
     if getattr(array, "requires_grad", False) is True and torch is not None and torch.is_grad_enabled():
         raise InvalidOperandError(
@@ -382,18 +375,44 @@ def refuse_gradient(array: Any, name: str) -> None:
         )
 
 
-def element_of(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """DLPack's (type code, bits) of a NumPy dtype.
+def _check_interface(interface: Any, label: str) -> None:
+    """Refuses a `__cuda_array_interface__` whose fields violate the protocol."""
+    if not isinstance(interface, Mapping):
+        raise InvalidOperandError(f"{label} is {shown(interface)}; expected a dict")
+    rules: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+        ("shape", lambda shape: _are_integers(shape, 0, _EXTENTS), "a tuple of integers"),
+        ("typestr", _names_dtype, "one such as '<f4'"),
+        ("data", _is_memory, "(address, whether it is read-only)"),
+        ("strides", lambda strides: _are_integers(strides, -_EXTENTS, _EXTENTS), "a tuple of integers"),
+        ("stream", lambda stream: _are_integers((stream,), 0, ADDRESSES), "a handle"),
+    )
+    for name, valid, expected in rules:
+        value, optional = interface.get(name), name in ("strides", "stream")
+        if name not in interface and not optional:
+            raise InvalidOperandError(f"{label} has no {name}")
+        if not valid(value) and not (optional and value is None):
+            raise InvalidOperandError(f"{label} has {name} {shown(value)}; expected {expected}")
+    shape = interface["shape"]
+    if interface["data"][0] == 0 and 0 not in shape:
+        raise InvalidOperandError(f"{label} has no memory for the elements of {shown(shape)}: its address is 0")
 
-    Raises:
-        InvalidOperandError: no kernel knows such elements.
-    """
-    if dtype == np.uint8:
-        return BYTE
-    known = numerics.from_numpy_dtype(dtype) or numerics.scale_type_of(dtype)
-    if known is None:
-        raise InvalidOperandError(f"no kernel knows elements of type {dtype}")
-    return known.dlpack
+
+def _are_integers(values: Any, least: int, end: int) -> bool:
+    """Whether this is a tuple or a list of integers from `least` to below `end`."""
+    return isinstance(values, (tuple, list)) and all(
+        isinstance(value, (int, np.integer)) and least <= value < end for value in values
+    )
+
+
+def _is_memory(data: Any) -> bool:
+    return isinstance(data, (tuple, list)) and len(data) == 2 and _are_integers(data[:1], 0, ADDRESSES)
+
+
+def _names_dtype(typestr: Any) -> bool:
+    try:
+        return isinstance(typestr, str) and np.dtype(typestr) is not None
+    except (TypeError, ValueError, SyntaxError):  # commas and parentheses are Python's to NumPy
+        return False
 
 
 def _in_elements(strides: Sequence[int], size: int) -> list[int]:
@@ -417,11 +436,8 @@ def _allocated(shape: Shape, element: Element, device: int) -> _core.Operand:
     return _core.Operand(buffer.pointer, shape, None, element, CUDA, device, False, buffer)
 
 
-def _changed(view: _core.Operand, *, kind: int | None = None, read_only: bool | None = None) -> _core.Operand:
-    return _core.Operand(
-        view.pointer, view.shape, view.strides, view.dtype, view.device_type if kind is None else kind, view.device,
-        view.read_only if read_only is None else read_only, view,
-    )  # fmt: skip
+def _changed(view: _core.Operand, kind: int, read_only: bool) -> _core.Operand:
+    return _core.Operand(view.pointer, view.shape, view.strides, view.dtype, kind, view.device, read_only, view)
 
 
 def _dlpack_device(array: Any) -> tuple[int, int]:

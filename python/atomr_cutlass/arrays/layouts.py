@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from .. import _core
-from .symbols import current, plain, plain_view, with_numbers
+from .symbols import plain, plain_view, with_numbers
 
 Shape = tuple[int, ...]
-
 LAYOUTS = ("nhwc", "nchw")
 TO_NHWC = (0, 2, 3, 1)
 TO_NCHW = (0, 3, 1, 2)
@@ -33,9 +32,9 @@ def in_nhwc(view: _core.Operand, layout: str) -> _core.Operand:
     return made
 
 
-def from_nhwc(result: Any, layout: str) -> Any:
-    """An array in the order of NHWC with its dimensions in that of `layout`; the memory stays as it is."""
-    return permuted(result, axes_of(layout))
+def from_nhwc(image: Any, layout: str) -> Any:
+    """An array or a view in the order of NHWC with its dimensions in that of `layout`."""
+    return permuted(image, axes_of(layout))
 
 
 def axes_of(layout: str, axes: Shape = TO_NCHW) -> Shape:
@@ -49,8 +48,7 @@ def permuted(array: Any, axes: Shape) -> Any:
         return array
     if isinstance(array, _core.Operand):
         return relaid(array, [array.shape[i] for i in axes], [array.strides[i] for i in axes])
-    permute = getattr(array, "permute", None) or array.transpose
-    return permute(axes)
+    return getattr(array, "permute", array.transpose)(axes)
 
 
 def in_layout(values: Shape, layout: str) -> Shape:
@@ -60,10 +58,8 @@ def in_layout(values: Shape, layout: str) -> Shape:
 
 def relaid(view: _core.Operand, shape: Sequence[int], strides: Sequence[int]) -> _core.Operand:
     """A view of the same memory with these extents and strides."""
-    own, given = view, (list(shape), list(strides))
-    if current() is not None:
-        own, given = plain_view(view), (list(map(plain, shape)), list(map(plain, strides)))
-    made = _core.Operand(own.pointer, *given, own.dtype, own.device_type, own.device, own.read_only, own)
+    own, extents, steps = plain_view(view), list(map(plain, shape)), list(map(plain, strides))
+    made = _core.Operand(own.pointer, extents, steps, own.dtype, own.device_type, own.device, own.read_only, own)
     return with_numbers(made, shape, strides)
 
 

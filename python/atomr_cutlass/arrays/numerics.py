@@ -1,4 +1,4 @@
-"""Number formats in NumPy: conversions that round as the GPU does, and their error bounds.
+"""Element types of arrays by NumPy and by DLPack, and conversions that round as the GPU does, with their error bounds.
 
 ml_dtypes holds the narrow formats, but its casts overflow to NaN or infinity where the hardware saturates, and
 round twice on the way from float64. So what they are given here is clipped, and in float32 without having been rounded
@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from .. import _core
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype, ScaleType
 from ..generator.errors import shown
@@ -34,10 +35,8 @@ FAST: Final = "fast"
 """fp8's further math mode, fast accumulation: the same sums, with fewer bits kept (see `reference.tolerance`)."""
 
 FP8_DTYPES: Final = frozenset({CutlassDtype.F8E4M3, CutlassDtype.F8E5M2})
-"""The 8-bit floating-point types."""
 
-
-SATURATING_FLOATS: Final = frozenset({CutlassDtype.F8E4M3, CutlassDtype.F8E5M2, CutlassDtype.F4E2M1})
+SATURATING_FLOATS: Final = FP8_DTYPES | {CutlassDtype.F4E2M1}
 """The formats whose conversions saturate, infinity included."""
 
 E8M0_EXPONENTS: Final = (-127, 127)
@@ -47,11 +46,11 @@ _E8M0_NAN: Final = 0xFF
 # The hardware's cvt writes this one NaN in both fp8 formats, whatever the sign or payload of the source.
 _FP8_NAN_BITS: Final = 0x7F
 
+Element: TypeAlias = tuple[int, int]
+"""DLPack's (type code, bits)."""
 
-# ----------------------------------------------------------------------------------------------------------------------
-# dtypes
-# ----------------------------------------------------------------------------------------------------------------------
-
+BYTE: Final[Element] = (1, 8)
+"""Plain bytes: packed fp4, and e8m0 scales where a framework does not know them."""
 
 _BY_NUMPY_NAME: Final = {d.numpy_name: d for d in CutlassDtype if d is d.storage}
 _SCALES_BY_NUMPY_NAME: Final = {s.numpy_name: s for s in ScaleType}
@@ -85,6 +84,26 @@ def scale_type_of(dtype: np.dtype[Any]) -> ScaleType | None:
     return _SCALES_BY_NUMPY_NAME.get(dtype.name) if dtype.isnative else None
 
 
+def element_of(dtype: np.dtype[Any]) -> Element:
+    """DLPack's (type code, bits) of a NumPy dtype, which kernels must know."""
+    if dtype == np.uint8:
+        return BYTE
+    known = from_numpy_dtype(dtype) or scale_type_of(dtype)
+    if known is None:
+        raise InvalidOperandError(f"no kernel knows elements of type {dtype}")
+    return known.dlpack
+
+
+def dtype_of(operand: _core.Operand, name: str) -> CutlassDtype:
+    """The operand's element type, which kernels must know; `name` is what errors call the operand."""
+    dtype = CutlassDtype.from_dlpack(*operand.dtype)
+    if dtype is None:
+        valid = ", ".join(d.numpy_name for d in CutlassDtype if d is not CutlassDtype.TF32)
+        code, bits = operand.dtype
+        raise InvalidOperandError(f"{name} has elements of DLPack type {code} with {bits} bits; kernels know {valid}")
+    return dtype
+
+
 def default_out_dtype(dtype: CutlassDtype, *, fused: bool = False) -> CutlassDtype:
     """The result's element type where none is asked for, of operands of a type.
 
@@ -97,11 +116,7 @@ def default_out_dtype(dtype: CutlassDtype, *, fused: bool = False) -> CutlassDty
 
 
 def math_mode(dtype: CutlassDtype, precision: str | None, *, fast_accum: bool = False) -> str:
-    """The math mode of a kernel's key for `precision` and, of fp8 operands, for `fast_accum`.
-
-    Raises:
-        InvalidOperandError: an unknown precision, or one given for another dtype than float32.
-    """
+    """The math mode of a kernel's key for `precision`, which is for float32, and, of fp8 operands, for `fast_accum`."""
     if precision is not None and (not isinstance(precision, str) or precision not in PRECISIONS):
         raise InvalidOperandError(f"unknown precision {shown(precision)}; valid: {', '.join(PRECISIONS)}")
     if dtype is CutlassDtype.F32:
@@ -145,11 +160,6 @@ def smallest_step(dtype: CutlassDtype) -> float:
     return 1.0 if dtype in INTEGER_DTYPES else float(_info(dtype).smallest_subnormal)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Conversions
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def to_float64(array: AnyArray) -> FloatArray:
     """The values of an array of any `CutlassDtype` as float64, exactly (int64 up to 2**53); `array` itself if it is."""
     # Quieting a signalling NaN is no reason for a warning.
@@ -165,12 +175,7 @@ def saturating_cast(x: npt.ArrayLike, dtype: CutlassDtype) -> AnyArray:
     * fp16, bf16 and fp32 overflow to infinity; NaN stays NaN. (TF32 is stored, and so rounded, as fp32.)
     * int8 and int32 round half to even and saturate; NaN becomes 0 (PTX `cvt.rni.sat`).
 
-    Args:
-        x: any shape; converted to float64 first.
-        dtype: the element type of the result.
-
-    Returns:
-        An array of `numpy_dtype(dtype)` and x's shape. For F64 it may be `x` itself.
+    The result has x's shape. For F64 it may be `x` itself.
     """
     values = np.asarray(x, dtype=np.float64)
     target = numpy_dtype(dtype)
@@ -202,12 +207,7 @@ def cast_scale(x: npt.ArrayLike, scale_type: ScaleType) -> AnyArray:
     * ue4m3: ties to even, from 0 to 448.
     * ue8m0: to a power of two from 2**-127 to 2**127, halfway (1.5 times one) upwards, as ml_dtypes rounds.
 
-    Args:
-        x: any shape; converted to float64 first. Negative values become the smallest there is (f32: they stay).
-        scale_type: the result's.
-
-    Returns:
-        An array of the type's NumPy dtype.
+    Negative values become the smallest there is (f32: they stay). The result is of the type's NumPy dtype.
     """
     values = np.asarray(x, dtype=np.float64)
     if scale_type is ScaleType.F32:
@@ -244,16 +244,8 @@ def _rounded_to_odd(x: FloatArray) -> npt.NDArray[np.float32]:
 def round_to_tf32(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Rounds fp32 to TF32's 11-bit significand: to nearest, ties away from zero, as `cvt.rna.tf32` does.
 
-    CUTLASS converts operands so (`tfloat32_t::round_half_ulp_truncate`). Values past TF32's maximum become infinity.
-
-    Args:
-        x: float32, any shape. Infinity and NaN are kept.
-
-    Returns:
-        float32 of the same shape whose 13 low fraction bits are zero.
-
-    Raises:
-        InvalidOperandError: x is not float32.
+    CUTLASS converts operands so (`tfloat32_t::round_half_ulp_truncate`). Values past TF32's maximum become infinity;
+    infinity and NaN are kept.
     """
     if x.dtype != np.float32:
         raise InvalidOperandError(f"x is {x.dtype}; TF32 rounding takes float32")

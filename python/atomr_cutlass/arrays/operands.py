@@ -1,42 +1,54 @@
-"""Arrays of any framework as `_core.Operand`, and results of the caller's own kind."""
+"""Operands: arrays of any framework as views, their checks, results of the caller's own kind, and copies."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
-from collections.abc import Callable
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import _core
-from ..checks import shown
+from ..checks import NUMBERS, check_extents, check_number, check_options, shown
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype, ScaleType
-from . import numerics, symbols
-from .cuda_array_interface import ADDRESSES
-from .frameworks import DLPACK, JAX, OWN, LaunchStream, element_of, framework_of, launch_stream
-from .views import BYTE, CPU, CUDA, MANAGED, PINNED, dtype_of
+from ..pipeline import devices
+from . import symbols
+from .frameworks import (
+    ADDRESSES,
+    CPU,
+    CUDA,
+    DLPACK,
+    JAX,
+    OWN,
+    LaunchStream,
+    framework_of,
+    launch_stream,
+)
+from .numerics import BYTE, AnyArray, Element, default_out_dtype, dtype_of, element_of, numpy_dtype
 
 __all__ = [
-    "BYTE", "CPU", "CUDA", "MANAGED", "PINNED", "as_operand", "clear_async", "copy_in", "current_stream", "download",
-    "dtype_of", "empty", "empty_of", "finished", "host_result", "is_jax", "launch_stream", "launching", "stream_handle",
-    "to_numpy", "upload", "write_async",
+    "BYTE", "CPU", "CUDA", "as_operand", "check_apart", "check_backend", "check_devices", "check_followers",
+    "check_out", "check_scalars", "check_writable", "clear_async", "copy_in", "current_stream", "download", "dtype_of",
+    "empty", "finished", "host_result", "is_jax", "launch_stream", "launching", "on_reference", "refuse_jax_out",
+    "result_dtype", "stream_handle", "to_numpy", "upload", "views_of", "write_async",
 ]  # fmt: skip
+
+_warned = threading.Event()
+_PACKAGE = __name__.partition(".")[0]
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Views, streams and results
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def as_operand(array: Any, name: str = "an array") -> _core.Operand:
-    """A view of an array, which stays alive with it, ordered before what the call in progress launches.
-
-    Args:
-        array: of any framework.
-        name: what errors call it.
-
-    Raises:
-        InvalidOperandError: the object is no array, or one whose elements no kernel knows; or it requires a gradient
-            while gradients are recorded.
-        UnsupportedError: its framework is too old.
-    """
+    """A view of an array of any framework, which keeps it alive, ordered before what the call in progress launches."""
     view, trace = launch_stream().import_array(array, name), symbols.current()
     return view if trace is None else trace.view(array, view)
 
@@ -44,13 +56,8 @@ def as_operand(array: Any, name: str = "an array") -> _core.Operand:
 def launching(stream: Any, array: Any, *, awaited: bool = False) -> LaunchStream:
     """The launch stream of a call, to be entered before anything is imported or allocated for it.
 
-    Args:
-        stream: the caller's: a handle or a stream object; None is the current one of the framework of `array`.
-        array: the call's first operand, or a list of such.
-        awaited: whether the caller waits for what is launched before anybody gets the result.
-
-    Raises:
-        InvalidOperandError: `stream` is no stream.
+    Without a `stream` it is the current one of the framework of `array`, the first operand or a list of such. `awaited`
+    says whether the caller waits for what is launched before anybody gets the result.
     """
     if stream is not None:
         return LaunchStream(stream_handle(stream), named=True, awaited=awaited)
@@ -58,35 +65,8 @@ def launching(stream: Any, array: Any, *, awaited: bool = False) -> LaunchStream
     return LaunchStream(current_stream(first), named=False, awaited=awaited)
 
 
-def _numpy_dtype(operand: _core.Operand) -> np.dtype[Any]:
-    if operand.dtype == BYTE:
-        return np.dtype(np.uint8)
-    return numerics.numpy_dtype(ScaleType.from_dlpack(*operand.dtype) or dtype_of(operand, "an operand"))
-
-
-def to_numpy(operand: _core.Operand) -> np.ndarray[Any, Any]:
-    """A NumPy view of an operand in host memory."""
-    if 0 in operand.shape:
-        return np.empty(operand.shape, _numpy_dtype(operand))
-    start, size, view = _host_range(operand)
-    return view(np.asarray(_HostMemory(operand, start, size)))
-
-
-class _HostMemory:
-    """Host bytes as NumPy's array interface describes them; keeps their owner alive."""
-
-    def __init__(self, owner: _core.Operand, start: int, size: int) -> None:
-        self.owner = owner
-        data = (start, owner.read_only)
-        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (size,), "data": data}
-
-
 def stream_handle(stream: Any) -> int:
-    """The CUstream behind a stream argument: an integer, or an object of cuda.core, PyTorch or CuPy.
-
-    Raises:
-        InvalidOperandError: it is none of these, or its handle is none.
-    """
+    """The CUstream behind a stream argument: an integer, or an object of cuda.core, PyTorch or CuPy."""
     handle = stream if isinstance(stream, (int, np.integer)) else _handle_of(stream)
     if type(handle) is int and 0 <= handle < ADDRESSES:
         return handle  # which warm calls give
@@ -118,10 +98,7 @@ def _handle_of(stream: Any) -> Any:
 
 
 def current_stream(array: Any) -> int:
-    """The stream that the array's framework works on in this thread, on the array's device.
-
-    0, the legacy default stream, where it has no such notion, and for what is no array.
-    """
+    """The stream that the array's framework works on in this thread, on the array's device; 0 where it has none."""
     framework = framework_of(array)
     return 0 if framework is None else framework.current_stream(array, None) or 0
 
@@ -131,18 +108,11 @@ def is_jax(array: Any) -> bool:
     return JAX.recognizes(array)
 
 
-def empty(shape: tuple[int, ...], dtype: CutlassDtype, device: int, like: Any) -> tuple[Any, _core.Operand]:
-    """Uninitialised row-major memory for a result on the GPU, from the allocator of the framework of `like`.
+def empty(shape: tuple[int, ...], element: Element, device: int, like: Any) -> tuple[Any, _core.Operand]:
+    """Uninitialised row-major memory for a result on the GPU, of the kind of `like`, and its operand.
 
-    Returns:
-        (array of the kind of `like`, its operand). For JAX, which imports finished results only, the array is None:
-        `finished` makes it.
+    For JAX, which imports finished results only, the array is None: `finished` makes it.
     """
-    return empty_of(shape, dtype.dlpack, device, like)
-
-
-def empty_of(shape: tuple[int, ...], element: tuple[int, int], device: int, like: Any) -> tuple[Any, _core.Operand]:
-    """`empty` for elements of DLPack's (type code, bits)."""
     array, view = launch_stream().allocate(tuple(map(symbols.plain, shape)), element, device, like)
     return array, symbols.with_numbers(view, shape)
 
@@ -153,7 +123,171 @@ def finished(array: Any, operand: _core.Operand, stream: int) -> Any:
     return framework.export(array, operand, stream)
 
 
-def upload(array: np.ndarray[Any, Any], device: int, *, columns: bool = False) -> _core.Operand:
+def host_result(result: AnyArray, like: Any) -> Any:
+    """A host result as an array of the kind of `like`."""
+    return (framework_of(like) or DLPACK).from_host(result, like)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Checks
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def check_backend(backend: str, backends: Iterable[str]) -> None:
+    """Refuses an unknown backend."""
+    if not isinstance(backend, str) or backend not in backends:
+        raise InvalidOperandError(f"unknown backend {shown(backend)}; valid: {', '.join(backends)}")
+
+
+def views_of(
+    given: Mapping[str, Any], needed: Iterable[str] = (), called: Mapping[str, str] | None = None
+) -> dict[str, _core.Operand]:
+    """Views of the arrays that are not None, by name; those that are `needed` must not be.
+
+    Errors say what the caller knows them as (`called`), where that is something else.
+    """
+    said = {**dict(zip(given, given, strict=True)), **(called or {})}
+    for name in needed:
+        if given[name] is None:
+            raise InvalidOperandError(f"{said[name]} is None; expected an array")
+    views = {name: as_operand(array, said[name]) for name, array in given.items() if array is not None}
+    for name, view in views.items():
+        check_extents(view.shape, said[name])
+    return views
+
+
+def check_scalars(alpha: float, beta: float, c: Any, scale_d: Any = None) -> None:
+    """Refuses scalars that are no numbers, and a C that would not be read or is missing; `scale_d` multiplies beta."""
+    check_number(alpha, "alpha")
+    check_number(beta, "beta")
+    if c is not None and beta != 0 and isinstance(scale_d, NUMBERS) and float(beta) * float(scale_d) == 0:
+        raise InvalidOperandError(
+            f"c is given, but scale_d is {scale_d} and beta {beta}: their product is 0, with which c would not be "
+            "read; leave c and beta out"
+        )
+    if c is not None and beta == 0:
+        raise InvalidOperandError("c is given but beta is 0, so it would not be read: give beta, or leave c out")
+    if c is None and beta != 0:
+        raise InvalidOperandError(f"beta is {beta}, so c is needed")
+
+
+def check_followers(op: str, epilogue: Any, activation: Any, others: Iterable[str]) -> None:
+    """Refuses `others`, arguments that only an epilogue takes, without one, and an activation beside one."""
+    strays = ", ".join(others)
+    if epilogue is None and strays:
+        raise InvalidOperandError(f"{strays}: {op} has no such argument, and there is no epilogue to take it")
+    if epilogue is not None and activation is not None:
+        raise InvalidOperandError("epilogue and activation are given: apply the activation in the epilogue")
+
+
+def check_devices(views: Mapping[str, _core.Operand]) -> None:
+    """Refuses operands that are not all on one device, or neither on the host nor on a GPU."""
+    first_name, first = next(iter(views.items()))
+    for name, view in views.items():
+        if view.device_type not in (CPU, CUDA):
+            raise InvalidOperandError(f"{name} is on a device of DLPack type {view.device_type}; expected CUDA or CPU")
+        if (view.device_type, view.device) != (first.device_type, first.device):
+            places = ["the CPU" if each.device_type == CPU else f"cuda:{each.device}" for each in (first, view)]
+            raise InvalidOperandError(
+                f"{first_name} is on {places[0]} and {name} on {places[1]}: all operands must be on one device"
+            )
+
+
+def result_dtype(
+    views: Mapping[str, _core.Operand], requested: CutlassDtype | None, operand: CutlassDtype, *, fused: bool = False
+) -> CutlassDtype:
+    """The result's element type: what is requested, else that of `out`, else the default for the operands.
+
+    Of integers, what follows the product (`fused`) gives what `c` is, where there is one.
+    """
+    check_options(out_dtype=requested)
+    given = dtype_of(views["out"], "out") if "out" in views else None
+    if requested is not None and given is not None and requested is not given:
+        raise InvalidOperandError(f"out is {given.value}, but out_dtype asks for {requested.value}")
+    c = dtype_of(views["c"], "c") if "c" in views else None
+    said = requested or given or (c if fused and operand is CutlassDtype.I8 else None)
+    result = said or default_out_dtype(operand, fused=fused)
+    if c is not None and c is not result:
+        raise InvalidOperandError(f"c is {c.value}; it must have the result's dtype, {result.value}")
+    return result
+
+
+def check_out(views: Mapping[str, _core.Operand], inputs: Iterable[str]) -> None:
+    """Refuses an `out` that cannot be written, or that shares memory with itself or with an input but `c`."""
+    check_writable(views["out"], "out")
+    check_apart({"out": views["out"]}, {name: views[name] for name in inputs if name in views}, ("c",))
+
+
+def check_writable(view: _core.Operand, name: str) -> None:
+    """Refuses arrays that cannot be written, or whose elements share memory."""
+    if view.read_only:
+        raise InvalidOperandError(f"{name} is read-only: give an array that may be written")
+    pairs = zip(view.strides, view.shape, strict=True)
+    if 0 not in view.shape and any(stride == 0 and extent > 1 for stride, extent in pairs):
+        raise InvalidOperandError(
+            f"{name} has strides {view.strides}: its elements share memory; give an array of its own"
+        )
+
+
+def check_apart(
+    written: Mapping[str, _core.Operand], read: Mapping[str, _core.Operand], movable: Sequence[str] = ()
+) -> None:
+    """Refuses results that share memory with each other or with an input.
+
+    A result may take the very place of what is `movable`: each element of that is read before it is written.
+    """
+    pairs = [*itertools.product(written.items(), read.items()), *itertools.combinations(written.items(), 2)]
+    for (name, view), (other, its) in pairs:
+        same = (its.pointer, its.strides, its.dtype[1]) == (view.pointer, view.strides, view.dtype[1])
+        if _core.overlap(view, its) and not (same and other in movable):
+            hint = f" ({name} may be exactly {' or '.join(movable)})" if name in {"d", "out"} and movable else ""
+            raise InvalidOperandError(f"{name} overlaps {other}: give separate memory{hint}")
+
+
+def refuse_jax_out(out: Any, name: str = "out") -> None:
+    """Refuses a JAX array for a result."""
+    if out is not None and is_jax(out):
+        raise InvalidOperandError(f"{name} is a JAX array, which cannot be written: leave {name} away")
+
+
+def on_reference(backend: str, view: _core.Operand) -> bool:
+    """Whether the reference computes: asked for, or for host arrays where there is no GPU, warning once."""
+    if backend == "reference":
+        return True
+    if view.device_type != CPU or backend != "auto" or devices.available():
+        return False
+    if not _warned.is_set():
+        _warned.set()
+        level, frame = 1, sys._getframe()  # noqa: SLF001 - for the warning to name the line of the package's caller
+        while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE:
+            level, frame = level + 1, frame.f_back
+        warnings.warn(f"computing with NumPy on the CPU: {devices.problem()}", RuntimeWarning, stacklevel=level)
+    return True
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Copies between host and GPU
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class _HostMemory:
+    """Host bytes as NumPy's array interface describes them; keeps their owner alive."""
+
+    def __init__(self, owner: _core.Operand, start: int, size: int) -> None:
+        self.owner = owner
+        data = (start, owner.read_only)
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (size,), "data": data}
+
+
+def to_numpy(operand: _core.Operand) -> AnyArray:
+    """A NumPy view of an operand in host memory."""
+    if 0 in operand.shape:
+        return np.empty(operand.shape, _numpy_dtype(operand))
+    start, size, view = _host_range(operand)
+    return view(np.asarray(_HostMemory(operand, start, size)))
+
+
+def upload(array: AnyArray, device: int, *, columns: bool = False) -> _core.Operand:
     """A copy of a host array on the GPU, its matrices row-major or, if `columns`, column-major."""
     element = element_of(array.dtype)
     dense = np.ascontiguousarray(array.swapaxes(-1, -2) if columns else array)
@@ -165,7 +299,7 @@ def upload(array: np.ndarray[Any, Any], device: int, *, columns: bool = False) -
     return _core.Operand(buffer.pointer, array.shape, strides, element, CUDA, device, False, buffer)
 
 
-def download(operand: _core.Operand) -> np.ndarray[Any, Any]:
+def download(operand: _core.Operand) -> AnyArray:
     """A host copy of a GPU operand, with the same strides, after all work of the GPU."""
     if 0 in operand.shape:
         return np.empty(operand.shape, _numpy_dtype(operand))
@@ -175,7 +309,7 @@ def download(operand: _core.Operand) -> np.ndarray[Any, Any]:
     return view(memory)
 
 
-def copy_in(array: np.ndarray[Any, Any], operand: _core.Operand) -> None:
+def copy_in(array: AnyArray, operand: _core.Operand) -> None:
     """Writes a host array into a GPU operand of distinct elements; what lies between them is read and written back."""
     if 0 in operand.shape:
         return
@@ -187,7 +321,7 @@ def copy_in(array: np.ndarray[Any, Any], operand: _core.Operand) -> None:
     _core.upload(start, operand.device, memory)
 
 
-def write_async(array: np.ndarray[Any, Any], operand: _core.Operand, stream: int) -> None:
+def write_async(array: AnyArray, operand: _core.Operand, stream: int) -> None:
     """Writes a host array into a GPU operand in the order of a stream, also of one that is captured.
 
     An operand with gaps between its elements is written at once, after all work of the GPU.
@@ -206,23 +340,22 @@ def clear_async(operand: _core.Operand, stream: int) -> None:
     write_async(np.zeros(operand.shape, _numpy_dtype(operand)), operand, stream)
 
 
-def _host_range(
-    operand: _core.Operand,
-) -> tuple[int, int, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]]:
+def _numpy_dtype(operand: _core.Operand) -> np.dtype[Any]:
+    if operand.dtype == BYTE:
+        return np.dtype(np.uint8)
+    return numpy_dtype(ScaleType.from_dlpack(*operand.dtype) or dtype_of(operand, "an operand"))
+
+
+def _host_range(operand: _core.Operand) -> tuple[int, int, Callable[[AnyArray], AnyArray]]:
     """(first byte, size in bytes, how to view such bytes as the operand) of a non-empty operand."""
     dtype = _numpy_dtype(operand)
     reaches = [(n - 1) * s for n, s in zip(operand.shape, operand.strides, strict=True)]
     low, high = sum(min(0, r) for r in reaches), sum(max(0, r) for r in reaches)
     strides = [s * dtype.itemsize for s in operand.strides]
 
-    def view(memory: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def view(memory: AnyArray) -> AnyArray:
         # as_strided knows no 8-bit floats.
-        made: np.ndarray[Any, Any] = np.ndarray(operand.shape, dtype, memory, -low * dtype.itemsize, strides)
+        made: AnyArray = np.ndarray(operand.shape, dtype, memory, -low * dtype.itemsize, strides)
         return made
 
     return operand.pointer + low * dtype.itemsize, (high - low + 1) * dtype.itemsize, view
-
-
-def host_result(result: np.ndarray[Any, Any], like: Any) -> Any:
-    """A host result as an array of the kind of `like`."""
-    return (framework_of(like) or DLPACK).from_host(result, like)

@@ -12,9 +12,8 @@ import numpy as np
 
 from .. import _core
 from ..arrays import operands
-from ..arrays.arguments import check_devices, refuse_jax_out
 from ..arrays.numerics import AnyArray, FloatArray, numpy_dtype
-from ..arrays.operands import BYTE
+from ..arrays.operands import BYTE, check_devices, refuse_jax_out
 from ..checks import NUMBERS
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..arrays.views import BYTE
+from ..arrays.numerics import BYTE
 from ..errors import UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.common import form_of, wider

@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 
 from .. import _core
 from ..arrays import operands
-from ..arrays.arguments import check_apart, check_out, check_writable
 from ..arrays.layouts import collapses, in_layout, in_nhwc, pixel_strides
 from ..arrays.numerics import INTEGER_DTYPES, AnyArray
-from ..arrays.operands import BYTE
+from ..arrays.operands import BYTE, check_apart, check_out, check_writable
 from ..errors import InvalidOperandError, UnsupportedError, require
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.lower import LINEAR, epilogue_id
@@ -109,7 +108,7 @@ class MatrixResult:
         written = {name: views[name] for name in outputs}
         written |= {RESULT: product[RESULT]} if RESULT in product else {}
         read = {name: view for name, view in {**product, **views}.items() if name not in written}
-        check_apart(written, read, {"c", *(operand.name for operand in tree.inputs if operand.kind == MATRIX)})
+        check_apart(written, read, ("c", *(operand.name for operand in tree.inputs if operand.kind == MATRIX)))
 
     def fusion(self, tree: EpilogueVisitorTree, arrays: Mapping[str, _core.Operand | MatrixSpec]) -> Fusion:
         """A tree with the arrays of a launch: all its inputs and outputs, by name."""

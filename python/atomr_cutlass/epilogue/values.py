@@ -15,8 +15,7 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from ..arrays.numerics import from_numpy_dtype
-from ..arrays.views import BYTE
+from ..arrays.numerics import BYTE, from_numpy_dtype
 from ..checks import NUMBERS, shown
 from ..errors import CutlassError, InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype

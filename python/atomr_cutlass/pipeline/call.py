@@ -19,10 +19,9 @@ import numpy as np
 
 from .. import _core
 from ..arrays import operands, symbols
-from ..arrays.arguments import check_backend, check_followers, check_scalars, on_reference, refuse_jax_out
 from ..arrays.layouts import permuted
 from ..arrays.numerics import AnyArray
-from ..arrays.operands import CPU, CUDA
+from ..arrays.operands import CPU, CUDA, check_backend, check_followers, check_scalars, on_reference, refuse_jax_out
 from ..checks import NUMBERS, check_number, check_options
 from ..errors import UnsupportedError
 from ..generator.epilogue.tree import RESULT
@@ -324,7 +323,7 @@ def _allocated(invocation: Invocation) -> Invocation:
     """A call on a GPU with its new results allocated."""
     device, like = invocation.first.device, invocation.call.like
     results = {
-        name: Result(result.shape, result.element, *operands.empty_of(result.shape, result.element, device, like), True)
+        name: Result(result.shape, result.element, *operands.empty(result.shape, result.element, device, like), True)
         if result.view is None else result
         for name, result in invocation.results.items()
     }  # fmt: skip
@@ -392,7 +391,7 @@ def _on_host(invocation: Invocation) -> Any:
     views = invocation.uploaded()
     for name, result in invocation.results.items():
         if name not in views:
-            _, views[name] = operands.empty_of(result.shape, result.element, 0, None)
+            _, views[name] = operands.empty(result.shape, result.element, 0, None)
     _launch(invocation, views, invocation.plan(views, like=None, stream=0), 0)
     return _delivered(invocation, {name: operands.download(views[name]) for name in invocation.results})
 

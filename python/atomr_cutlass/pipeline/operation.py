@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from ..arrays import numerics
-from ..arrays.views import BYTE
+from ..arrays.numerics import BYTE
 from ..errors import InvalidOperandError
 from ..generator.epilogue.tree import MASK
 from .problem import MatrixSpec

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from .. import _core
 from ..arrays import symbols
-from ..arrays.views import BYTE
+from ..arrays.numerics import BYTE
 from ..checks import check_index, check_options
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.archs import SmArch

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .. import _core
+from ..arrays.numerics import dtype_of
 from ..arrays.symbols import gcd
-from ..arrays.views import dtype_of
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.key import COLUMN, ROW, Triple

@@ -253,7 +253,10 @@ def _launch(request: Request, given: Any, out: Any, stream: Any) -> Launch:
             device = next(iter(views.values())).device
             results = [
                 operands.empty(
-                    tuple(spec.shape[i] for i in TO_NHWC) if layout == "nchw" else spec.shape, spec.dtype, device, first
+                    tuple(spec.shape[i] for i in TO_NHWC) if layout == "nchw" else spec.shape,
+                    spec.dtype.dlpack,
+                    device,
+                    first,
                 )
                 for spec in result.specs
             ]

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from ... import _core
 from ...arrays import operands
-from ...arrays.arguments import check_devices, check_out, result_dtype, views_of
 from ...arrays.layouts import LAYOUTS, TO_NHWC, axes_of, in_nhwc
 from ...arrays.numerics import AnyArray, math_mode
+from ...arrays.operands import check_devices, check_out, result_dtype, views_of
 from ...arrays.symbols import shape_of
 from ...checks import shown
 from ...epilogue.bind import bind, refuse_scale_d

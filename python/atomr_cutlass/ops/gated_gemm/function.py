@@ -9,9 +9,9 @@ import numpy as np
 
 from ... import _core
 from ...arrays import operands
-from ...arrays.arguments import check_devices, check_out, result_dtype, views_of
 from ...arrays.frameworks import namespaces
 from ...arrays.numerics import AnyArray, math_mode
+from ...arrays.operands import check_devices, check_out, result_dtype, views_of
 from ...checks import NUMBERS
 from ...errors import InvalidOperandError, UnsupportedError, require
 from ...generator.dtypes import CutlassDtype

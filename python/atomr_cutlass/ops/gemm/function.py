@@ -11,9 +11,8 @@ import numpy as np
 
 from ... import _core
 from ...arrays import fp4, operands
-from ...arrays.arguments import check_devices, check_out, result_dtype, views_of
 from ...arrays.numerics import AnyArray, math_mode
-from ...arrays.operands import CPU, CUDA
+from ...arrays.operands import CPU, CUDA, check_devices, check_out, result_dtype, views_of
 from ...checks import NUMBERS
 from ...errors import InvalidOperandError, UnsupportedError, require
 from ...generator.dtypes import CutlassDtype

@@ -9,8 +9,8 @@ from typing import Any
 
 from ... import _core
 from ...arrays import operands
-from ...arrays.arguments import check_devices, check_out, result_dtype, views_of
 from ...arrays.numerics import AnyArray, math_mode
+from ...arrays.operands import check_devices, check_out, result_dtype, views_of
 from ...errors import InvalidOperandError, require
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT

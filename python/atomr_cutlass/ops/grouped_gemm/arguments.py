@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...arrays import operands
-from ...arrays.arguments import result_dtype
+from ...arrays.operands import result_dtype
 from ...epilogue.results import GroupedResult, Views
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype

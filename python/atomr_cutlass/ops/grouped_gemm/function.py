@@ -13,8 +13,8 @@ import numpy as np
 
 from ... import _core
 from ...arrays import operands
-from ...arrays.arguments import check_devices, refuse_jax_out
 from ...arrays.numerics import AnyArray, math_mode, numpy_dtype
+from ...arrays.operands import check_devices, refuse_jax_out
 from ...checks import NUMBERS, check_extents, check_options
 from ...epilogue.bind import bind, refuse_scale_d
 from ...epilogue.results import GroupedResult, common_dtype

@@ -9,11 +9,10 @@ from typing import Any
 
 from ... import _core, reference
 from ...arrays import numerics, operands
-from ...arrays.arguments import check_devices
 from ...arrays.fp4 import FP4
 from ...arrays.layouts import relaid
 from ...arrays.numerics import AnyArray, default_out_dtype, math_mode
-from ...arrays.operands import BYTE, CUDA
+from ...arrays.operands import BYTE, CUDA, check_devices
 from ...arrays.symbols import refuse, shape_of
 from ...checks import expect
 from ...epilogue import EpilogueVisitorTree

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ...arrays.arguments import check_backend
+from ...arrays.operands import check_backend
 from ...checks import NUMBERS, check_number, check_options, expect
 from ...errors import InvalidOperandError
 from ...generator.archs import SmArch

@@ -9,9 +9,9 @@ import numpy as np
 
 from ... import _core
 from ...arrays import operands
-from ...arrays.arguments import check_apart, check_writable
 from ...arrays.layouts import relaid
 from ...arrays.numerics import numpy_dtype
+from ...arrays.operands import check_apart, check_writable
 from ...errors import UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT

@@ -11,10 +11,18 @@ import numpy as np
 
 from ... import _core
 from ...arrays import operands
-from ...arrays.arguments import check_apart, check_devices, check_writable, refuse_jax_out, result_dtype, views_of
 from ...arrays.fp4 import SCALE_ELEMENTS, element_name
 from ...arrays.numerics import AnyArray, numpy_dtype, saturating_cast
-from ...arrays.operands import BYTE, CPU
+from ...arrays.operands import (
+    BYTE,
+    CPU,
+    check_apart,
+    check_devices,
+    check_writable,
+    refuse_jax_out,
+    result_dtype,
+    views_of,
+)
 from ...checks import NUMBERS, shown
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.archs import SmArch

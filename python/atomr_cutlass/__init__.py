@@ -46,9 +46,8 @@ if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from .ops.gemv.request import GemvRequest, GemvShape
     from .ops.grouped_gemm.function import grouped_gemm
     from .ops.grouped_gemm.request import GroupedGemmRequest, GroupedGemmShape
-    from .ops.matmul.epilogues import MatmulEpilogue
     from .ops.matmul.function import matmul
-    from .ops.matmul.request import HeuristicKey, MatmulRequest, ScaleSet
+    from .ops.matmul.request import HeuristicKey, MatmulEpilogue, MatmulRequest, ScaleSet
     from .ops.quantize.function import QuantizedArray, dequantize, quantize
     from .pipeline.bindings import BoundPlan
     from .pipeline.explanation import Explanation, explain
@@ -149,9 +148,8 @@ _DEFERRED = {
     "ops.gated_gemm.function": ("gated_gemm", "interleave"),
     "ops.gemv.function": ("gemv",),
     "ops.grouped_gemm.function": ("grouped_gemm",),
-    "ops.matmul.epilogues": ("MatmulEpilogue",),
     "ops.matmul.function": ("matmul",),
-    "ops.matmul.request": ("HeuristicKey", "MatmulRequest", "ScaleSet"),
+    "ops.matmul.request": ("HeuristicKey", "MatmulEpilogue", "MatmulRequest", "ScaleSet"),
     "pipeline.heuristic": ("HeuristicCache", "heuristics"),
     "serving.messages": ("CutlassMsg", "RefitMsg"),
     "pipeline.tune": ("load_tuning", "tune"),

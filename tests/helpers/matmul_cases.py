@@ -31,7 +31,7 @@ from atomr_cutlass.epilogue import validate
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.jit import kernels
-from atomr_cutlass.ops.matmul import sums
+from atomr_cutlass.ops.matmul import function
 from atomr_cutlass.ops.matmul.request import HeuristicKey
 from atomr_cutlass.pipeline import table
 from atomr_cutlass.pipeline.call import kept_plans
@@ -415,7 +415,7 @@ def case_what_no_kernel_serves_is_refused_in_words() -> None:
 def case_captures_are_served_once_all_is_there() -> None:
     with compiler():
         for epilogue in (E.RELU, E.BGRADB):
-            sums._made_ones.clear()
+            function._made_ones.clear()
             case = Case(epilogue, np.float32, np.float32)
             refused(ac.UnsupportedError, "is captured", lambda case=case: ac.matmul(case.request(Tensor, stream=777)))  # type: ignore[misc]
             assert (case.arrays["d"] == GUARD).all()
@@ -426,13 +426,12 @@ def case_captures_are_served_once_all_is_there() -> None:
 
 
 def case_ones_are_shared_and_grow() -> None:
-    sums._made_ones.clear()
-    before = len(sums._kept)
+    function._made_ones.clear()
     for k in (3, 4096, 4097, 5):
         ones, bias = np.ones(k, np.float32), np.zeros(1, np.float32)
         product(Tensor(ones), Tensor(ones), m=1, n=1, k=k, epilogue=E.BGRADA, bias=Tensor(bias))
         assert bias == k
-    assert [one.shape for one in sums._kept[before:]] == [(4096,), (8192,)]
+    assert [one.shape for one in function._made_ones[D.F32, 0]] == [(4096,), (8192,)]
 
 
 def case_a_lost_context_is_told() -> None:

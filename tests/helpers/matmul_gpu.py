@@ -22,7 +22,7 @@ from atomr_cutlass.epilogue.results import MatrixResult
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
-from atomr_cutlass.ops.matmul import function, sums
+from atomr_cutlass.ops.matmul import function
 from atomr_cutlass.pipeline import select
 from atomr_cutlass.pipeline.devices import Device
 from matmul_formulas import Array, Case
@@ -128,8 +128,8 @@ def _keys_of(request: MatmulRequest, device: Device) -> list[KernelKey]:
     if summed := request.matrices.form.summed:
         dtype = operands.dtype_of(views["a"], "a")
         ones = _held(np.ones(4096, numerics.numpy_dtype(dtype)))
-        with mock.patch.dict(sums._made_ones, {(dtype, 0): ones}):
-            keys.append(key(sums.sums_of(views, summed, request.k, 0), None))
+        with mock.patch.dict(function._made_ones, {(dtype, 0): [ones]}):
+            keys.append(key(function.sums_of(views, summed, request.k, 0), None))
     return keys
 
 

@@ -48,7 +48,8 @@ def permuted(array: Any, axes: Shape) -> Any:
         return array
     if isinstance(array, _core.Operand):
         return relaid(array, [array.shape[i] for i in axes], [array.strides[i] for i in axes])
-    return getattr(array, "permute", array.transpose)(axes)
+    permute = getattr(array, "permute", None) or array.transpose
+    return permute(axes)
 
 
 def in_layout(values: Shape, layout: str) -> Shape:

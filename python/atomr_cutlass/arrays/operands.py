@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,17 +20,7 @@ from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype, ScaleType
 from ..pipeline import devices
 from . import symbols
-from .frameworks import (
-    ADDRESSES,
-    CPU,
-    CUDA,
-    DLPACK,
-    JAX,
-    OWN,
-    LaunchStream,
-    framework_of,
-    launch_stream,
-)
+from .frameworks import ADDRESSES, CPU, CUDA, DLPACK, JAX, OWN, LaunchStream, framework_of, launch_stream
 from .numerics import BYTE, AnyArray, Element, default_out_dtype, dtype_of, element_of, numpy_dtype
 
 __all__ = [
@@ -99,8 +90,7 @@ def _handle_of(stream: Any) -> Any:
 
 def current_stream(array: Any) -> int:
     """The stream that the array's framework works on in this thread, on the array's device; 0 where it has none."""
-    framework = framework_of(array)
-    return 0 if framework is None else framework.current_stream(array, None) or 0
+    return (framework_of(array) or OWN).current_stream(array, None) or 0
 
 
 def is_jax(array: Any) -> bool:
@@ -244,10 +234,11 @@ def check_apart(
             raise InvalidOperandError(f"{name} overlaps {other}: give separate memory{hint}")
 
 
-def refuse_jax_out(out: Any, name: str = "out") -> None:
-    """Refuses a JAX array for a result."""
+def refuse_jax_out(out: Any, name: str = "out", *, needed: bool = False) -> None:
+    """Refuses a JAX array for a result, which may be left out unless it is `needed`."""
     if out is not None and is_jax(out):
-        raise InvalidOperandError(f"{name} is a JAX array, which cannot be written: leave {name} away")
+        cure = "give an array that may be written" if needed else f"leave {name} away"
+        raise InvalidOperandError(f"{name} is a JAX array, which cannot be written: {cure}")
 
 
 def on_reference(backend: str, view: _core.Operand) -> bool:
@@ -270,21 +261,13 @@ def on_reference(backend: str, view: _core.Operand) -> bool:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-class _HostMemory:
-    """Host bytes as NumPy's array interface describes them; keeps their owner alive."""
-
-    def __init__(self, owner: _core.Operand, start: int, size: int) -> None:
-        self.owner = owner
-        data = (start, owner.read_only)
-        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (size,), "data": data}
-
-
 def to_numpy(operand: _core.Operand) -> AnyArray:
     """A NumPy view of an operand in host memory."""
     if 0 in operand.shape:
         return np.empty(operand.shape, _numpy_dtype(operand))
     start, size, view = _host_range(operand)
-    return view(np.asarray(_HostMemory(operand, start, size)))
+    interface = {"version": 3, "typestr": "|u1", "shape": (size,), "data": (start, operand.read_only)}
+    return view(np.asarray(SimpleNamespace(__array_interface__=interface, owner=operand)))  # which keeps it alive
 
 
 def upload(array: AnyArray, device: int, *, columns: bool = False) -> _core.Operand:

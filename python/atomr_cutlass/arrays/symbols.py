@@ -9,6 +9,7 @@ C++), it guards its own value. So for other extents the program gives the plan t
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -34,11 +35,7 @@ class Untraceable(Exception):  # noqa: N818 - no error of a call, which is then 
 
 
 class Trace:
-    """The program of a call that is being planned.
-
-    Attributes:
-        program: its instructions, as `_core.PendingCall.keep` takes them.
-    """
+    """The call that is being planned, whose `program` is instructions as `_core.PendingCall.keep` takes them."""
 
     def __init__(self, inputs: Sequence[tuple[Any, int]]) -> None:
         """A program of the extents and strides of arrays, and of shapes, each with the place of its first."""
@@ -103,22 +100,14 @@ class Trace:
         self.program.append(instruction)
 
     def view(self, array: Any, view: _core.Operand) -> _core.Operand:
-        """The view of an array of the call, its extents and strides as numbers.
-
-        Raises:
-            Untraceable: it is none of them.
-        """
+        """The view of an array of the call, its extents and strides as numbers; of another, `Untraceable`."""
         if isinstance(array, TracedView):
             return array
         numbers, rank = self.numbers(array, (*view.shape, *view.strides)), len(view.shape)
         return TracedView(view, numbers[:rank], numbers[rank:])
 
     def numbers(self, given: Any, values: Sequence[int]) -> tuple[Any, ...]:
-        """The inputs of an array, or of a shape, which have these values.
-
-        Raises:
-            Untraceable: there are none.
-        """
+        """The inputs of an array, or of a shape, which have these values; of another, `Untraceable`."""
         of_each = [
             [Number(self, self._put(("input", first + i)), value) for i, value in enumerate(values)]
             for first in self._firsts.get(id(given), ())
@@ -224,11 +213,7 @@ class Number:
 
 
 class TracedView(_core.Operand):
-    """A view whose extents and strides are numbers.
-
-    Attributes:
-        view: the one that has them as integers.
-    """
+    """A view whose extents and strides are numbers; its `view` has them as integers."""
 
     def __init__(self, view: _core.Operand, shape: tuple[Any, ...], strides: tuple[Any, ...]) -> None:
         """The view with these extents and strides, whose values are its own."""
@@ -273,11 +258,7 @@ def current() -> Trace | None:
 
 
 def refuse() -> None:
-    """Ends a trace where a plan depends on more than extents and strides.
-
-    Raises:
-        Untraceable: there is a trace.
-    """
+    """Ends a trace, with `Untraceable`, where a plan depends on more than extents and strides."""
     if _current.get() is not None:
         raise Untraceable
 
@@ -322,7 +303,4 @@ def gcd(*values: Any) -> Any:
     trace = _current.get()
     if trace is None:
         return math.gcd(*values)
-    found = values[0]
-    for value in values[1:]:
-        found = trace.compute("gcd", found, value)
-    return found
+    return functools.reduce(functools.partial(trace.compute, "gcd"), values)

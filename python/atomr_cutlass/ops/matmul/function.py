@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import math
+import functools
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from ... import _core, reference
 from ...arrays import numerics, operands
 from ...arrays.fp4 import FP4
 from ...arrays.layouts import relaid
 from ...arrays.numerics import AnyArray, default_out_dtype, math_mode
-from ...arrays.operands import BYTE, CUDA, check_devices
+from ...arrays.operands import CUDA, check_apart, check_devices, check_writable
 from ...arrays.symbols import refuse, shape_of
 from ...checks import expect
 from ...epilogue import EpilogueVisitorTree
+from ...epilogue.builder import EvtBuilder
 from ...epilogue.results import MatrixResult
 from ...errors import InvalidOperandError, KernelNotFoundError, UnsupportedError, require
 from ...generator.dtypes import CutlassDtype
-from ...generator.epilogue.tree import RESULT
-from ...generator.key import ROW
+from ...generator.epilogue.tree import ACCUMULATOR, MASK, MATRIX, RESULT, ROW, SCALAR
+from ...generator.key import ROW as ROW_MAJOR
 from ...generator.rules import FP8_TYPES, accumulator, gemm_types, supports_layouts
 from ...pipeline import devices, reduction
 from ...pipeline.call import Call, Invocation, Result, stored
@@ -34,10 +38,21 @@ from ..gemm.arguments import problem_of, scales_of
 from ..gemm.plans import make
 from ..gemm.scaled import NO_SCALES, Scales
 from ..product import Product
-from .epilogues import ADDED, AMAX, AUX, BIAS, READ, WRITTEN, Form, MatmulEpilogue, tree_of
-from .memory import Views, vector, viewed
-from .request import HeuristicKey, MatmulRequest, Matrices
-from .sums import WithSums, sums_of
+from .arguments import Views, check_vectors, check_written, views_of, with_gaps
+from .request import (
+    ADDED,
+    AMAX,
+    AUX,
+    BIAS,
+    GRADIENT,
+    READ,
+    WRITTEN,
+    Form,
+    HeuristicKey,
+    MatmulEpilogue,
+    MatmulRequest,
+    Matrices,
+)  # fmt: skip
 
 _TRANSPOSED = {"a": "b", "b": "a", "scale_a": "scale_b", "scale_b": "scale_a", "amax": AMAX}
 """The names of arrays by those that operands have in the product of the transposes, where they differ."""
@@ -124,20 +139,16 @@ class _Matmul(Product):
     tree: EpilogueVisitorTree | None
 
     @property
-    def _form(self) -> Form:
-        return self.matrices.form
-
-    @property
     def by_reference(self) -> bool:
         """Sums of an operand are not sums of nothing."""
-        return self.empty and (not self.on_gpu or bool(self._form.summed))
+        return self.empty and (not self.on_gpu or bool(self.matrices.form.summed))
 
     def check_kernels(self) -> None:
         first, second = (operands.dtype_of(self.inputs[name], name) for name in "ba")
         require(gemm_types(first, second, self.result, self.math, tree=self.tree is not None))
 
     def plan(self, views: Views, *, like: Any, stream: int) -> Plan | WithSums:
-        matrices, summed = self.matrices, self._form.summed
+        matrices, summed = self.matrices, self.matrices.form.summed
         if summed:
             refuse()  # two plans
             if self.call.planning["batch_invariant"]:
@@ -191,7 +202,7 @@ class _Matmul(Product):
 
     def uploaded(self) -> Views:
         transposed = {name for name in "ab" if getattr(self.matrices, f"trans{name}")}
-        if not supports_layouts("sm80", operands.dtype_of(self.inputs["a"], "a"), ROW, ROW):
+        if not supports_layouts("sm80", operands.dtype_of(self.inputs["a"], "a"), ROW_MAJOR, ROW_MAJOR):
             transposed = {"a"}  # kernels read the copies of both contiguous along k
         return {
             name: operands.upload(operands.to_numpy(view), 0, columns=name in transposed)
@@ -221,12 +232,12 @@ class _Matmul(Product):
             computed = {AMAX: made.amax, RESULT: made.d}
         else:
             computed = {RESULT: gemm_reference.gemm(b, a, c, **how, scale_d=scale_d, out_dtype=self.result)}
-        if self._form.summed:
+        if self.matrices.form.summed:
             computed[BIAS] = self._summed(host)
         return computed
 
     def _summed(self, host: dict[str, AnyArray]) -> AnyArray:
-        name = self._form.summed
+        name = self.matrices.form.summed
         values = numerics.round_to_tf32(host[name]) if self.math == "tf32" else host[name]
         sums = numerics.to_float64(values).sum(axis=0 if name == "a" else 1) * self.call.own[2]
         scale = host.get(f"scale_{name}")
@@ -247,13 +258,7 @@ def product_of(
     return problem, scales_of(problem, named)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Arrays
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def _parse(call: Call) -> _Matmul:
-    """Checks the arrays."""
     options, (described, extents, *_) = call.options, call.own
     matrices = Matrices(*described, *shape_of(extents))
     numbers = call.numbers
@@ -279,8 +284,8 @@ def _parse(call: Call) -> _Matmul:
     if types.get("c", result) is not result:
         raise InvalidOperandError(f"c is {types['c'].value}; it must have D's element type, {result.value}")
     mode = math_mode(dtype, options.precision, fast_accum=options.fast_accum)
-    found = _matrices(matrices, views)
-    _check_vectors(form, types, found, dtype)
+    found = views_of(matrices, views)
+    check_vectors(form, types, found, dtype)
     fused = not form.linear or (AMAX in found and dtype not in FP8_TYPES)
     if fused and "scale_d" in numbers:
         raise UnsupportedError(
@@ -301,9 +306,9 @@ def _parse(call: Call) -> _Matmul:
     written = [BIAS] if form.writes_bias else []
     written += [AUX] if form.aux == WRITTEN else []
     written += [AMAX] if AMAX in found else []
-    _check_written(form, written, arrays, found)
+    check_written(form, written, arrays, found)
     if form.masked and AUX in written and found["a"].device_type == CUDA and options.backend != "reference":
-        found[AUX] = _with_gaps(found[AUX])
+        found[AUX] = with_gaps(found[AUX])
     results = {name: Result(found[name].shape, found[name].dtype, arrays[name], found[name]) for name in written}
     results[RESULT] = Result((matrices.n, matrices.m), result.dlpack, call.out, found.get("d"))
     inputs = {name: view for name, view in found.items() if name not in (*written, "d")}
@@ -312,95 +317,128 @@ def _parse(call: Call) -> _Matmul:
     )
 
 
-def _with_gaps(mask: _core.Operand) -> _core.Operand:
-    """Bits with the bytes between their columns: some kernels clear them first, which must be dense memory."""
-    columns, width = mask.shape
-    if columns > 1:
-        width = max(width, mask.strides[0])
-    return relaid(mask, (columns, width), (width, 1))
+@functools.cache
+def tree_of(
+    form: Form, bias: CutlassDtype | None, aux: CutlassDtype | None, compute: CutlassDtype, *, amax: bool
+) -> EpilogueVisitorTree:
+    """The tree over D^T, whose rows are the columns of D.
+
+    `bias` is the element type of one that is added, `aux` that of the auxiliary matrix (None for bits), and `amax`
+    says whether the largest magnitude of D is wanted.
+    """
+    builder = EvtBuilder(compute_dtype=compute)
+    x = ACCUMULATOR
+    if form.bias == ADDED:
+        builder.input(BIAS, ROW, bias).node("biased", "add", x, BIAS)
+        x = "biased"
+    if form.aux == WRITTEN and form.masked:
+        builder.constant("zero", 0.0).node("positive", "greater", x, "zero").output(AUX, "positive", kind=MASK)
+    elif form.aux == WRITTEN:
+        builder.output(AUX, x, dtype=aux)
+    result = x
+    if form.aux == READ:
+        builder.input(AUX, MASK if form.masked else MATRIX, aux).node("result", f"d_{form.activation}", x, AUX)
+        result = "result"
+    elif form.activation:
+        builder.node("result", form.activation, x)
+        result = "result"
+    builder.output(RESULT, result)
+    if form.bias == GRADIENT:
+        builder.reduce_node(BIAS, result, ROW)
+    if amax:
+        builder.reduce_node(AMAX, result, SCALAR, "amax")
+    return builder.build()
 
 
-def _matrices(matrices: Matrices, views: Views) -> Views:
-    """The views of the arrays as the product reads them; see `Views`."""
-    found = {}
-    rows, columns, form = matrices.rows, matrices.columns, matrices.form
-    for name in "abcd":
-        if name not in views:
-            continue
-        into_c = name == "d" and matrices.into_c
-        leading = matrices.leading("c" if into_c else name)
-        swap = getattr(matrices, f"trans{name}", False)
-        found[name] = viewed(
-            views[name], "c" if into_c else name, columns[name], rows[name], leading, label=f"ld{name}", swap=swap
-        )
-    if AUX in views:
-        found[AUX] = _auxiliary(matrices, views[AUX])
-    if BIAS in views:
-        found[BIAS] = vector(views[BIAS], BIAS, matrices.n if form.summed == "b" else matrices.m)
-    for name, length, shape in (("scale_a", matrices.m, (1, matrices.m)), ("scale_b", matrices.n, (matrices.n, 1))):
-        if name not in views:
-            continue
-        size = math.prod(views[name].shape)
-        if size not in (1, length):
-            raise InvalidOperandError(f"{name} has {size} elements; expected one, or {length}")
-        found[name] = vector(views[name], name, size)
-        if size > 1:
-            found[name] = relaid(found[name], shape, (shape[1], 1))
-    for name in ("scale_d", AMAX):
-        if name in views:
-            if math.prod(views[name].shape) != 1:
-                raise InvalidOperandError(f"{name} has shape {views[name].shape}; expected one element")
-            found[name] = relaid(views[name], (1,), (1,))
-    return found
+# ----------------------------------------------------------------------------------------------------------------------
+# Sums of an operand, as a product with ones
+# ----------------------------------------------------------------------------------------------------------------------
 
 
-def _auxiliary(matrices: Matrices, view: _core.Operand) -> _core.Operand:
-    leading = matrices.leading("aux")
-    if not matrices.form.masked:
-        return viewed(view, AUX, matrices.n, matrices.m, leading, label="ldaux")
-    if view.dtype != BYTE:
-        raise InvalidOperandError(f"{AUX} is no array of bytes; the bits of relu are uint8")
-    width = leading // 8
-    whole = viewed(view, AUX, matrices.n, width if matrices.m else 0, width, label="ldaux / 8 =")
-    return relaid(whole, (matrices.n, -(-matrices.m // 8)), (width, 1))
+@dataclass(frozen=True, eq=False)
+class WithSums:
+    """The plans of a product and of the sums of one of its operands, called with the arrays of both.
+
+    Attributes:
+        operand: `a` or `b`, which is summed.
+        scale: the operand's, where it is a number.
+        taken: the names of the arrays that the product takes before D.
+        views: the arrays that the sums were planned for.
+    """
+
+    product: Plan
+    sums: Plan
+    operand: str
+    scale: float
+    taken: tuple[str, ...]
+    views: Views
+    request = None
+
+    @property
+    def device(self) -> int:
+        """Index of the GPU."""
+        return self.product.device
+
+    @property
+    def checked(self) -> bool:
+        """Whether nothing is left to be checked of the product; see `Plan`."""
+        return self.product.checked
+
+    @property
+    def superseded(self) -> bool:
+        """Whether the product's plan is; see `Plan`."""
+        return self.product.superseded
+
+    @property
+    def scales(self) -> tuple[str, ...]:
+        """The operand's scale, if it is an array: the product leaves scales out where alpha is 0."""
+        return tuple(name for name in (f"scale_{self.operand}",) if name in self.views)
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of the request's arrays that it takes, before D."""
+        return tuple(dict.fromkeys((*self.taken, *self.scales, BIAS)))
+
+    def __call__(self, *arrays: _core.Operand, out: _core.Operand, alpha: float, beta: float, stream: int) -> None:
+        """Launches both."""
+        given = dict(zip(self.names, arrays, strict=True))
+        # Neither plan knows all arrays, and the product is launched before that of the sums looks at its own.
+        check_writable(given[BIAS], BIAS)
+        others = {name: view for name, view in given.items() if name != BIAS}
+        check_apart({BIAS: given[BIAS]}, {**others, "d": out})
+        self.product(*(given[name] for name in self.taken), out=out, alpha=alpha, beta=beta, stream=stream)
+        d = relaid(given[BIAS], self.views[RESULT].shape, self.views[RESULT].strides)
+        pair = self.views | {self.operand: given[self.operand]}
+        scales = (given[name] for name in self.scales)
+        self.sums(pair["b"], pair["a"], *scales, out=d, alpha=self.scale, beta=0.0, stream=stream)
 
 
-def _check_vectors(form: Form, types: dict[str, CutlassDtype], found: Views, dtype: CutlassDtype) -> None:
-    """Refuses vectors and scales of a wrong element type."""
-    acc = accumulator(dtype)
-    floating = CutlassDtype.F64 if dtype is CutlassDtype.F64 else CutlassDtype.F32
-    wanted = dict.fromkeys(("scale_a", "scale_b", "scale_d"), CutlassDtype.F32) | {AMAX: floating}
-    if form.writes_bias:
-        wanted[BIAS] = acc if form.summed else floating
-    for name, expected in wanted.items():
-        if name in found and types[name] is not expected:
-            raise InvalidOperandError(f"{name} is {types[name].value}; expected {expected.value}")
-    scaling = [name for name in ("scale_a", "scale_b", "scale_d") if name in found]
-    if scaling and dtype not in FP8_TYPES:
-        raise UnsupportedError(
-            f"{', '.join(scaling)}: only fp8 kernels take arrays; give numbers, or fold them into alpha"
-        )
-    for name in (BIAS, AUX):
-        integers = name in types and types[name] in numerics.INTEGER_DTYPES
-        if integers and not (name == BIAS and form.summed):
-            raise InvalidOperandError(f"{name} is {types[name].value}; expected a floating element type")
+def sums_of(views: Mapping[str, _core.Operand], name: str, k: int, stream: int) -> Views:
+    """The arrays of the product of operand `a` or `b` with k ones, whose result is the bias."""
+    operand, bias = views[name], views[BIAS]
+    ones = _ones(operands.dtype_of(operand, name), k, operand.device, stream)
+    length = bias.shape[0]
+    if name == "a":
+        pair = {"a": operand, "b": relaid(ones, (1, k), (max(k, 1), 1)), RESULT: relaid(bias, (1, length), (length, 1))}
+    else:
+        pair = {"a": relaid(ones, (k, 1), (1, 1)), "b": operand, RESULT: relaid(bias, (length, 1), (1, 1))}
+    return pair | {scale: views[scale] for scale in (f"scale_{name}",) if scale in views}
 
 
-def _check_written(form: Form, written: list[str], arrays: dict[str, Any], found: Views) -> None:
-    """Refuses results that cannot be written, or that share memory with anything but a matrix that D replaces."""
-    replaced = ["c", *([AUX] if form.aux == READ and not form.masked else [])]
-    results = [*(["d"] if "d" in found else []), *written]
-    for name in results:
-        if name in arrays and operands.is_jax(arrays[name]):
-            cure = "leave it out" if name == "d" else "give an array that may be written"
-            raise InvalidOperandError(f"{name} is a JAX array, which cannot be written: {cure}")
-        if found[name].read_only:
-            raise InvalidOperandError(f"{name} is read-only: give an array that may be written")
-    for name in results:
-        for other, view in found.items():
-            if other == name or not _core.overlap(found[name], view):
-                continue
-            same = all(getattr(view, field) == getattr(found[name], field) for field in ("pointer", "strides", "dtype"))
-            if not (name == "d" and other in replaced and same):
-                allowed = f" (d may be exactly {' or '.join(replaced)})" if name == "d" else ""
-                raise InvalidOperandError(f"{name} overlaps {other}: give separate memory{allowed}")
+_made_ones: dict[tuple[CutlassDtype, int], list[_core.Operand]] = {}
+_ones_lock = threading.Lock()
+
+
+def _ones(dtype: CutlassDtype, length: int, device: int, stream: int) -> _core.Operand:
+    """At least this many ones on a GPU, for ever: a captured graph may read them."""
+    with _ones_lock:
+        made = _made_ones.setdefault((dtype, device), [])
+        if not made or made[-1].shape[0] < length:
+            if _core.capturing(device, stream):
+                raise UnsupportedError(
+                    "BGRADA and BGRADB need memory that cannot be had while a CUDA graph is captured: call matmul once "
+                    "before the capture"
+                )
+            size = 1 << max(12, (length - 1).bit_length())
+            made.append(operands.upload(np.ones(size, numerics.numpy_dtype(dtype)), device))
+        return made[-1]

@@ -1,7 +1,8 @@
-"""MatmulRequest: arrays, extents and epilogue, as cuBLASLt's matmul has them."""
+"""MatmulRequest: arrays, extents and epilogue, as cuBLASLt's matmul has them, and its list of epilogues."""
 
 from __future__ import annotations
 
+import enum
 import functools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -11,11 +12,109 @@ from ...checks import NUMBERS, check_number, check_options, expect
 from ...errors import InvalidOperandError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
+from ...generator.members import Members
 from ...pipeline.call import BACKENDS
 from ...pipeline.call_options import documented
 from ...pipeline.heuristic import KernelUse
 from ...pipeline.request import expect_extent
-from .epilogues import FORMS, Form, MatmulEpilogue
+
+BIAS, AUX, AMAX = "bias", "gelu_aux", "amax_d"
+"""Arrays that only some matmuls have, by their names."""
+
+ADDED, GRADIENT = "added", "gradient"
+WRITTEN, READ = "written", "read"
+
+
+class MatmulEpilogue(enum.Enum, metaclass=Members):
+    """The function of x = alpha * op(A) op(B) + beta * C, with cuBLASLt's names. Gelu is the tanh form.
+
+    * DEFAULT: D = x. BIAS: D = x + bias, of length m, the same for all columns.
+    * RELU, GELU: D = act(x). RELU_BIAS, GELU_BIAS: D = act(x + bias).
+    * RELU_AUX, RELU_AUX_BIAS: the same, and the auxiliary matrix receives a bit for each element: relu's input is above
+      0. (NaN is not: relu keeps a NaN, and its gradient is 0.)
+    * GELU_AUX, GELU_AUX_BIAS: the same, and the auxiliary matrix receives the input of gelu.
+    * DRELU, DGELU: D = x times the slope of the activation, which the auxiliary matrix of the forward pass tells.
+    * DRELU_BGRAD, DGELU_BGRAD: the same, and bias receives the sum of each row of D, before D is rounded.
+    * BGRADA: D = x, and bias, of length m, receives the sum of each row of op(A). BGRADB: of length n, of each column
+      of op(B).
+    """
+
+    DEFAULT = "default"
+    RELU = "relu"
+    GELU = "gelu"
+    BIAS = "bias"
+    RELU_BIAS = "relu_bias"
+    GELU_BIAS = "gelu_bias"
+    RELU_AUX = "relu_aux"
+    GELU_AUX = "gelu_aux"
+    RELU_AUX_BIAS = "relu_aux_bias"
+    GELU_AUX_BIAS = "gelu_aux_bias"
+    DRELU = "drelu"
+    DGELU = "dgelu"
+    DRELU_BGRAD = "drelu_bgrad"
+    DGELU_BGRAD = "dgelu_bgrad"
+    BGRADA = "bgrada"
+    BGRADB = "bgradb"
+
+
+@dataclass(frozen=True)
+class Form:
+    """An epilogue, taken apart; empty is none of the values.
+
+    Attributes:
+        activation: `relu` or `gelu_tanh`.
+        bias: ADDED, or GRADIENT where bias receives the sums of D.
+        aux: whether the auxiliary matrix is WRITTEN or READ.
+        summed: `a` or `b` where bias receives the sums of that operand.
+    """
+
+    activation: str = ""
+    bias: str = ""
+    aux: str = ""
+    summed: str = ""
+
+    @property
+    def takes_bias(self) -> bool:
+        """Whether the request has a bias, to be read or written."""
+        return bool(self.bias or self.summed)
+
+    @property
+    def writes_bias(self) -> bool:
+        """Whether it is written."""
+        return self.takes_bias and self.bias != ADDED
+
+    @property
+    def masked(self) -> bool:
+        """Whether the auxiliary matrix is one of bits."""
+        return bool(self.aux) and self.activation == "relu"
+
+    @property
+    def linear(self) -> bool:
+        """Whether D is the product alone."""
+        return not (self.activation or self.bias)
+
+
+_E = MatmulEpilogue
+_GELU = "gelu_tanh"
+
+FORMS = {
+    _E.DEFAULT: Form(),
+    _E.RELU: Form("relu"),
+    _E.GELU: Form(_GELU),
+    _E.BIAS: Form("", ADDED),
+    _E.RELU_BIAS: Form("relu", ADDED),
+    _E.GELU_BIAS: Form(_GELU, ADDED),
+    _E.RELU_AUX: Form("relu", "", WRITTEN),
+    _E.GELU_AUX: Form(_GELU, "", WRITTEN),
+    _E.RELU_AUX_BIAS: Form("relu", ADDED, WRITTEN),
+    _E.GELU_AUX_BIAS: Form(_GELU, ADDED, WRITTEN),
+    _E.DRELU: Form("relu", "", READ),
+    _E.DGELU: Form(_GELU, "", READ),
+    _E.DRELU_BGRAD: Form("relu", GRADIENT, READ),
+    _E.DGELU_BGRAD: Form(_GELU, GRADIENT, READ),
+    _E.BGRADA: Form(summed="a"),
+    _E.BGRADB: Form(summed="b"),
+}
 
 
 @dataclass(frozen=True)
@@ -82,12 +181,8 @@ class ScaleSet:
 class Matrices(NamedTuple):
     """A request's description of its arrays, without the arrays: calls with equal descriptions may share a plan.
 
-    Attributes:
-        epilogue: value of the MatmulEpilogue.
-        transa, transb: as in the request.
-        into_c: whether D goes where C is, if there is one.
-        m, n, k: extents.
-        lda, ldb, ldc, ldd, ldaux: leading dimensions; 0 where none is given.
+    The epilogue is the value of a MatmulEpilogue, `into_c` whether D goes where C is, if there is one, and a leading
+    dimension 0 where none is given.
     """
 
     epilogue: str

@@ -17,7 +17,7 @@ from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.rules import FP8_TYPES, accumulator
 from ...pipeline.problem import is_dense
-from .request import AMAX, AUX, BIAS, READ, Form, Matrices
+from .request import AMAX, AUX, BIAS, READ, WRITTEN, Form, Matrices
 
 Views = dict[str, _core.Operand]
 """Arrays by a request's names, D as `d` or, once it is there in any case, `out`.
@@ -101,8 +101,11 @@ def check_vectors(form: Form, types: dict[str, CutlassDtype], found: Views, dtyp
             raise InvalidOperandError(f"{name} is {types[name].value}; expected a floating element type")
 
 
-def check_written(form: Form, written: list[str], arrays: dict[str, Any], found: Views) -> None:
-    """Refuses results that cannot be written, or that share memory with anything but a matrix that D replaces."""
+def written_of(form: Form, arrays: dict[str, Any], found: Views) -> list[str]:
+    """The results beside D; refuses those that cannot be written, or that share memory with what D does not replace."""
+    written = [BIAS] if form.writes_bias else []
+    written += [AUX] if form.aux == WRITTEN else []
+    written += [AMAX] if AMAX in found else []
     d = {name: view for name, view in found.items() if name == "d"}
     others = {name: found[name] for name in written}
     for name, view in {**d, **others}.items():
@@ -111,12 +114,13 @@ def check_written(form: Form, written: list[str], arrays: dict[str, Any], found:
     inputs = {name: view for name, view in found.items() if name not in (*d, *written)}
     check_apart(d, inputs | others, ("c", AUX) if form.aux == READ and not form.masked else ("c",))
     check_apart(others, inputs)
+    return written
 
 
 def _viewed(
     array: _core.Operand, name: str, columns: int, rows: int, leading: int, *, label: str, swap: bool = False
 ) -> _core.Operand:
-    """A matrix in an array's memory, (columns, rows) or, with `swap`, (rows, columns); `label` is of what is leading."""
+    """A matrix in an array's memory, (columns, rows) or, with `swap`, (rows, columns); `label` names `leading`."""
     if not _holds_pitched(array, columns, rows, leading):
         reach = (columns - 1) * leading + rows if columns and rows else 0
         cure = f"copy it, or give the {label} that it has"

@@ -19,12 +19,11 @@ from ...arrays.operands import CUDA, check_apart, check_devices, check_writable
 from ...arrays.symbols import refuse, shape_of
 from ...checks import expect
 from ...epilogue import EpilogueVisitorTree
-from ...epilogue.builder import EvtBuilder
 from ...epilogue.results import MatrixResult
 from ...errors import InvalidOperandError, KernelNotFoundError, UnsupportedError, require
 from ...generator.dtypes import CutlassDtype
-from ...generator.epilogue.tree import ACCUMULATOR, MASK, MATRIX, RESULT, ROW, SCALAR
-from ...generator.key import ROW as ROW_MAJOR
+from ...generator.epilogue.tree import RESULT
+from ...generator.key import ROW
 from ...generator.rules import FP8_TYPES, accumulator, gemm_types, supports_layouts
 from ...pipeline import devices, reduction
 from ...pipeline.call import Call, Invocation, Result, stored
@@ -38,21 +37,8 @@ from ..gemm.arguments import problem_of, scales_of
 from ..gemm.plans import make
 from ..gemm.scaled import NO_SCALES, Scales
 from ..product import Product
-from .arguments import Views, check_vectors, check_written, views_of, with_gaps
-from .request import (
-    ADDED,
-    AMAX,
-    AUX,
-    BIAS,
-    GRADIENT,
-    READ,
-    WRITTEN,
-    Form,
-    HeuristicKey,
-    MatmulEpilogue,
-    MatmulRequest,
-    Matrices,
-)  # fmt: skip
+from .arguments import Views, check_vectors, views_of, with_gaps, written_of
+from .request import AMAX, AUX, BIAS, HeuristicKey, MatmulEpilogue, MatmulRequest, Matrices, tree_of
 
 _TRANSPOSED = {"a": "b", "b": "a", "scale_a": "scale_b", "scale_b": "scale_a", "amax": AMAX}
 """The names of arrays by those that operands have in the product of the transposes, where they differ."""
@@ -118,22 +104,13 @@ _computed = stored(reduction.VARIABLE, a="a", b="b", c="c", bias=BIAS, gelu_aux=
 
 
 def parsed(request: MatmulRequest) -> Invocation:
-    """A request with its arrays checked, for the launch stream that is current, to be computed later.
-
-    Raises:
-        InvalidOperandError, UnsupportedError: as `matmul`.
-    """
+    """A request with its arrays checked, for the launch stream that is current, to be computed later."""
     return _parse(_call(*request.arguments)).for_another_thread()
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Matmul(Product):
-    """A request, parsed.
-
-    Attributes:
-        matrices: extents, leading dimensions and the epilogue.
-        tree: the tree after the product; None for none.
-    """
+    """A request, parsed; the tree is what follows the product."""
 
     matrices: Matrices
     tree: EpilogueVisitorTree | None
@@ -165,14 +142,7 @@ class _Matmul(Product):
         return WithSums(product, sums, summed, self.call.own[2], self._names(product), of_sums)
 
     def _product(
-        self,
-        views: Views,
-        tree: EpilogueVisitorTree | None,
-        scalars: tuple[float, float] | None,
-        *,
-        use: HeuristicKey | None,
-        like: Any,
-        stream: int,
+        self, views: Views, tree: EpilogueVisitorTree | None, scalars: tuple[float, float] | None, **how: Any
     ) -> Plan:
         """The plan of D^T = op(B)^T op(A)^T for views; without scalars it serves calls with any."""
         problem, scales = product_of(views, self.math, tree)
@@ -180,7 +150,7 @@ class _Matmul(Product):
             scales = NO_SCALES  # A and B are not read then, and so neither are their scales
         if problem.k == 0 and (tree is not None or scales != NO_SCALES):
             raise UnsupportedError("k is 0: without products GPU kernels compute epilogue DEFAULT without scales only")
-        how: dict[str, Any] = {"like": like, "stream": stream, "use": use, **self.call.planning}
+        how |= self.call.planning
         if scalars:
             how |= {"alpha": scalars[0], "beta": scalars[1], "of_call": True}
         try:
@@ -202,7 +172,7 @@ class _Matmul(Product):
 
     def uploaded(self) -> Views:
         transposed = {name for name in "ab" if getattr(self.matrices, f"trans{name}")}
-        if not supports_layouts("sm80", operands.dtype_of(self.inputs["a"], "a"), ROW_MAJOR, ROW_MAJOR):
+        if not supports_layouts("sm80", operands.dtype_of(self.inputs["a"], "a"), ROW, ROW):
             transposed = {"a"}  # kernels read the copies of both contiguous along k
         return {
             name: operands.upload(operands.to_numpy(view), 0, columns=name in transposed)
@@ -240,9 +210,7 @@ class _Matmul(Product):
         name = self.matrices.form.summed
         values = numerics.round_to_tf32(host[name]) if self.math == "tf32" else host[name]
         sums = numerics.to_float64(values).sum(axis=0 if name == "a" else 1) * self.call.own[2]
-        scale = host.get(f"scale_{name}")
-        if scale is not None:
-            sums = sums * numerics.to_float64(scale).reshape(-1)
+        sums = sums * numerics.to_float64(host.get(f"scale_{name}", np.ones(1))).reshape(-1)
         return numerics.saturating_cast(sums, accumulator(operands.dtype_of(self.inputs[name], name)))
 
 
@@ -301,12 +269,8 @@ def _parse(call: Call) -> _Matmul:
     tree = None
     if fused:
         compute = CutlassDtype.F64 if dtype is CutlassDtype.F64 else CutlassDtype.F32
-        bias = types[BIAS] if form.bias == ADDED else None
-        tree = tree_of(form, bias, types.get(AUX), compute, amax=AMAX in found)
-    written = [BIAS] if form.writes_bias else []
-    written += [AUX] if form.aux == WRITTEN else []
-    written += [AMAX] if AMAX in found else []
-    check_written(form, written, arrays, found)
+        tree = tree_of(form, types.get(BIAS), types.get(AUX), compute, amax=AMAX in found)
+    written = written_of(form, arrays, found)
     if form.masked and AUX in written and found["a"].device_type == CUDA and options.backend != "reference":
         found[AUX] = with_gaps(found[AUX])
     results = {name: Result(found[name].shape, found[name].dtype, arrays[name], found[name]) for name in written}
@@ -315,39 +279,6 @@ def _parse(call: Call) -> _Matmul:
     return _Matmul(
         call=call, inputs=inputs, results=results, memory=True, result=result, math=mode, matrices=matrices, tree=tree
     )
-
-
-@functools.cache
-def tree_of(
-    form: Form, bias: CutlassDtype | None, aux: CutlassDtype | None, compute: CutlassDtype, *, amax: bool
-) -> EpilogueVisitorTree:
-    """The tree over D^T, whose rows are the columns of D.
-
-    `bias` is the element type of one that is added, `aux` that of the auxiliary matrix (None for bits), and `amax`
-    says whether the largest magnitude of D is wanted.
-    """
-    builder = EvtBuilder(compute_dtype=compute)
-    x = ACCUMULATOR
-    if form.bias == ADDED:
-        builder.input(BIAS, ROW, bias).node("biased", "add", x, BIAS)
-        x = "biased"
-    if form.aux == WRITTEN and form.masked:
-        builder.constant("zero", 0.0).node("positive", "greater", x, "zero").output(AUX, "positive", kind=MASK)
-    elif form.aux == WRITTEN:
-        builder.output(AUX, x, dtype=aux)
-    result = x
-    if form.aux == READ:
-        builder.input(AUX, MASK if form.masked else MATRIX, aux).node("result", f"d_{form.activation}", x, AUX)
-        result = "result"
-    elif form.activation:
-        builder.node("result", form.activation, x)
-        result = "result"
-    builder.output(RESULT, result)
-    if form.bias == GRADIENT:
-        builder.reduce_node(BIAS, result, ROW)
-    if amax:
-        builder.reduce_node(AMAX, result, SCALAR, "amax")
-    return builder.build()
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 from ...arrays.operands import check_backend
 from ...checks import NUMBERS, check_number, check_options, expect
+from ...epilogue.builder import EvtBuilder
 from ...errors import InvalidOperandError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.tree import ACCUMULATOR, MASK, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree
 from ...generator.members import Members
 from ...pipeline.call import BACKENDS
 from ...pipeline.call_options import documented
@@ -115,6 +117,38 @@ FORMS = {
     _E.BGRADA: Form(summed="a"),
     _E.BGRADB: Form(summed="b"),
 }
+
+
+@functools.cache
+def tree_of(
+    form: Form, bias: CutlassDtype | None, aux: CutlassDtype | None, compute: CutlassDtype, *, amax: bool
+) -> EpilogueVisitorTree:
+    """The tree over D^T, whose rows are the columns of D.
+
+    `bias` and `aux` are element types (None for bits); `amax` says whether the largest magnitude of D is wanted.
+    """
+    builder = EvtBuilder(compute_dtype=compute)
+    x = ACCUMULATOR
+    if form.bias == ADDED:
+        builder.input(BIAS, ROW, bias).node("biased", "add", x, BIAS)
+        x = "biased"
+    if form.aux == WRITTEN and form.masked:
+        builder.constant("zero", 0.0).node("positive", "greater", x, "zero").output(AUX, "positive", kind=MASK)
+    elif form.aux == WRITTEN:
+        builder.output(AUX, x, dtype=aux)
+    result = x
+    if form.aux == READ:
+        builder.input(AUX, MASK if form.masked else MATRIX, aux).node("result", f"d_{form.activation}", x, AUX)
+        result = "result"
+    elif form.activation:
+        builder.node("result", form.activation, x)
+        result = "result"
+    builder.output(RESULT, result)
+    if form.bias == GRADIENT:
+        builder.reduce_node(BIAS, result, ROW)
+    if amax:
+        builder.reduce_node(AMAX, result, SCALAR, "amax")
+    return builder.build()
 
 
 @dataclass(frozen=True)

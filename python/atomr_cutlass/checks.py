@@ -30,11 +30,7 @@ MOST: Final = 2**31 - 1
 
 
 def check_number(value: Any, name: str) -> None:
-    """Refuses what is no number of a double's range. NaN and infinity are numbers.
-
-    Raises:
-        InvalidOperandError: names the argument.
-    """
+    """Refuses what is no number of a double's range. NaN and infinity are numbers."""
     if isinstance(value, bool) or not isinstance(value, NUMBERS):
         raise InvalidOperandError(f"{name} is a {type(value).__name__}; expected a number")
     try:
@@ -44,31 +40,19 @@ def check_number(value: Any, name: str) -> None:
 
 
 def check_extents(shape: tuple[int, ...], name: str) -> None:
-    """Refuses an array with more rows, columns or batches than kernels count.
-
-    Raises:
-        InvalidOperandError: names the array.
-    """
+    """Refuses an array with more rows, columns or batches than kernels count."""
     if any(extent > MOST for extent in shape):
         raise InvalidOperandError(f"{name} has shape {shape}; kernels count to 2^31 - 1 in each dimension: split it")
 
 
 def check_index(value: Any, name: str) -> None:
-    """Refuses what is no index of a GPU.
-
-    Raises:
-        InvalidOperandError: names the argument.
-    """
+    """Refuses what is no index of a GPU."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or not 0 <= value <= MOST:
         raise InvalidOperandError(f"{name} is {shown(value)}; expected the index of a GPU")
 
 
 def check_count(value: Any, name: str, counted: str) -> None:
-    """Refuses what is no integer from 1 to 2^63 - 1.
-
-    Raises:
-        InvalidOperandError: names the argument, and what it counts.
-    """
+    """Refuses what is no integer from 1 to 2^63 - 1."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**63:
         raise InvalidOperandError(f"{name} is {shown(value)}; expected an integer from 1, {counted}")
 
@@ -99,11 +83,7 @@ _REQUIRED: Final = frozenset({
 
 
 def check_options(**options: Any) -> None:
-    """Refuses options of the wrong kind, whatever function they are given to.
-
-    Raises:
-        InvalidOperandError: names the first.
-    """
+    """Refuses options of the wrong kind, whatever function they are given to."""
     for name, value in options.items():
         if value is not None or name in _REQUIRED:
             _KINDS[name](value, name=name)

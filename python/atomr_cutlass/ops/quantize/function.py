@@ -151,13 +151,7 @@ def dequantize(
 
 @dataclass(frozen=True, kw_only=True)
 class _Parsed(Invocation):
-    """A call of either function, parsed.
-
-    Attributes:
-        scaling: which elements share a scale.
-        narrow: element type of the values.
-        wide: element type of the matrix.
-    """
+    """A call of either function, parsed; the values are `narrow`, the matrix is `wide`."""
 
     scaling: str
     narrow: CutlassDtype
@@ -228,14 +222,11 @@ class _Quantize(_Parsed):
     def reference(self, host: dict[str, AnyArray]) -> dict[str, AnyArray]:
         x, scaling = host["x"], self.scaling
         if self.narrow is D.F4E2M1:
-            made = (
-                quantization.quantize_nvfp4(x, global_scale=self.call.options.alpha)
-                if scaling == "nvfp4"
-                else quantization.quantize_mxfp4(x)
-            )
+            nvfp4 = scaling == "nvfp4"
+            second = self.call.options.alpha
+            made = quantization.quantize_nvfp4(x, global_scale=second) if nvfp4 else quantization.quantize_mxfp4(x)
             scales = quantization.swizzle_scales(made.scale)
-            scales = scales.view(np.uint8) if scaling == "mxfp4" else scales
-            return {_VALUES: quantization.pack_fp4(made.values), _SCALES: scales}
+            return {_VALUES: quantization.pack_fp4(made.values), _SCALES: scales if nvfp4 else scales.view(np.uint8)}
         if scaling in ("block", "tile"):
             values, scales = quantization.quantize_blockwise(x, self.narrow, block=FORMS[scaling][1])
         else:
@@ -250,16 +241,14 @@ def _quantized_array(made: Mapping[str, Any]) -> QuantizedArray:
 
 def _parse(call: Call) -> _Quantize:
     dtype, scaling = call.own
-    _check("quantize", call, scaling, dtype=dtype)
+    view = _views("quantize", call, scaling, dtype=dtype)["x"]
     fp4 = scale_type(scaling) in VECTOR
     narrow = D.F4E2M1 if fp4 else dtype
     if not fp4 and dtype not in FP8_TYPES:
         raise InvalidOperandError(f"dtype is {dtype!r}; expected F8E4M3 or F8E5M2")
-    view = operands.as_operand(call.arrays["x"], "x")
     wide = _check_matrix(view, "x", WIDE_TYPES)
     rows, columns = view.shape
     scales = _scales("x", view.shape, scaling)
-    _check_place(view, "quantize", call.options.backend)
     # fp4 is bytes to every framework.
     values = Result((rows, columns // 2), BYTE) if fp4 else Result((rows, columns), narrow.dlpack)
     results = {_VALUES: values, _SCALES: scales}
@@ -267,15 +256,8 @@ def _parse(call: Call) -> _Quantize:
         if not isinstance(call.out, (list, tuple)) or len(call.out) != len(results):
             raise InvalidOperandError(f"out is {shown(call.out)}; expected two arrays, (values, scales)")
         results = _into(dict(zip(results, call.out, strict=True)), results, {"x": view})
-    return _Quantize(
-        call=call,
-        inputs={"x": view},
-        results=results,
-        arrange=_quantized_array,
-        scaling=scaling,
-        narrow=narrow,
-        wide=wide,
-    )
+    how: dict[str, Any] = {"scaling": scaling, "narrow": narrow, "wide": wide}
+    return _Quantize(call=call, inputs={"x": view}, results=results, arrange=_quantized_array, **how)
 
 
 class _Dequantize(_Parsed):
@@ -316,13 +298,12 @@ class _Dequantize(_Parsed):
 
 def _parse_inverse(call: Call) -> _Dequantize:
     (scaling,) = call.own
-    _check("dequantize", call, scaling)
+    views = _views("dequantize", call, scaling)
     outs = {} if call.out is None else {RESULT: call.out}
     wide = result_dtype(views_of(outs), call.options.out_dtype, D.F32)
     if wide not in WIDE_TYPES:
         raise InvalidOperandError(f"{'out' if outs else 'out_dtype'} is {wide.value}; expected f32, f16 or bf16")
     kind = scale_type(scaling)
-    views = {name: operands.as_operand(array, name) for name, array in call.arrays.items()}
     view, scales = views["values"], views["scales"]
     if kind in VECTOR:
         if view.dtype != BYTE or len(view.shape) != 2:
@@ -337,16 +318,8 @@ def _parse_inverse(call: Call) -> _Dequantize:
     if scales.dtype not in SCALE_ELEMENTS[kind]:
         known = {ScaleType.F32: "f32", ScaleType.UE4M3: "e4m3", ScaleType.UE8M0: "e8m0, or its bytes (uint8)"}[kind]
         raise InvalidOperandError(f"scales has elements of {element_name(scales.dtype)}; expected {known}")
-    check_devices(views)
-    _check_place(view, "dequantize", call.options.backend)
-    return _Dequantize(
-        call=call,
-        inputs=views,
-        results=_into(outs, {RESULT: Result(shape, wide.dlpack)}, views),
-        scaling=scaling,
-        narrow=narrow,
-        wide=wide,
-    )
+    results = _into(outs, {RESULT: Result(shape, wide.dlpack)}, views)
+    return _Dequantize(call=call, inputs=views, results=results, scaling=scaling, narrow=narrow, wide=wide)
 
 
 def _scales(name: str, shape: tuple[int, ...], scaling: str) -> Result:
@@ -383,11 +356,19 @@ def _into(
     return {name: Result(view.shape, view.dtype, outs[name], view) for name, view in views.items()}
 
 
-def _check(function: str, call: Call, scaling: str, **more: Any) -> None:
-    """Checks the arguments that both functions share."""
+def _views(function: str, call: Call, scaling: str, **more: Any) -> dict[str, _core.Operand]:
+    """The views of the arrays of either function, with the arguments checked that both have."""
     call.check(function, scaling=scaling, **more)
     if scaling not in SCALINGS:
         raise InvalidOperandError(f"unknown scaling {scaling!r}; valid: {', '.join(SCALINGS)}")
+    views = {name: operands.as_operand(array, name) for name, array in call.arrays.items()}
+    check_devices(views)
+    backend = call.options.backend
+    if next(iter(views.values())).device_type == CPU and backend in ("prebuilt", "jit"):
+        raise UnsupportedError(
+            f"NumPy quantizes host arrays, and no kernel: {function} takes backend={backend!r} for arrays on a GPU"
+        )
+    return views
 
 
 def _check_matrix(view: _core.Operand, name: str, dtypes: tuple[CutlassDtype, ...]) -> CutlassDtype:
@@ -410,10 +391,3 @@ def _second_level(global_scale: float, scaling: str) -> float:
             f"global_scale is {global_scale}; only nvfp4 has one: leave it out, or multiply the scales of {scaling}"
         )
     return second
-
-
-def _check_place(view: _core.Operand, function: str, backend: str) -> None:
-    if view.device_type == CPU and backend in ("prebuilt", "jit"):
-        raise UnsupportedError(
-            f"NumPy quantizes host arrays, and no kernel: {function} takes backend={backend!r} for arrays on a GPU"
-        )

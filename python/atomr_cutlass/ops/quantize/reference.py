@@ -73,12 +73,7 @@ def quantize(x: AnyArray, dtype: CutlassDtype, *, axis: int | tuple[int, ...] | 
     """
     _check_narrow(dtype)
     wide = to_float64(x)
-    magnitude = _finite_magnitude(wide)
-    axes = tuple(range(magnitude.ndim)) if axis is None else axis
-    amax = magnitude.max(axis=axes, keepdims=True, initial=0.0)
-    if axis is None:
-        amax = amax.reshape(())
-    scale = _float32_scale(amax, dtype)
+    scale = _float32_scale(_finite_magnitude(wide).max(axis=axis, keepdims=axis is not None, initial=0.0), dtype)
     return Quantized(saturating_cast(wide / scale.astype(np.float64), dtype), scale)
 
 

@@ -18,20 +18,14 @@ from ..generator.dtypes import CutlassDtype, ScaleType
 from ..generator.families.quantize import SCALE_TYPES
 from ..generator.key import COLUMN, ROW
 from ..generator.matrix import is_fp4_supported
-from ..ops.quantize.reference import (
-    VECTOR,
-    pack_fp4,
-    swizzle_scales,
-    swizzled_size,
-    unpack_fp4,
-    unswizzle_scales,
-)
+from ..ops.quantize.reference import VECTOR, pack_fp4, swizzle_scales, swizzled_size, unpack_fp4, unswizzle_scales
 from ..pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec
 from . import operands
-from .numerics import AnyArray, from_numpy_dtype, numpy_dtype, scale_type_of
-from .operands import BYTE
+from .numerics import BYTE, AnyArray, element_of, numpy_dtype, scale_type_of
+from .operands import CPU
 
 FP4: Final = CutlassDtype.F4E2M1
+_ELEMENTS: Final = (BYTE, FP4.dlpack)
 
 SCALINGS: Final = SCALE_TYPES
 """The kinds of fp4, by the type of their scales."""
@@ -59,21 +53,12 @@ SCALE_ELEMENTS: Final = {
 
 
 def element_type(view: _core.Operand, name: str) -> CutlassDtype:
-    """The element type of A or B; bytes are fp4, two elements each.
-
-    Raises:
-        InvalidOperandError: no kernel knows it.
-    """
+    """The element type of A or B; bytes are fp4, two elements each."""
     return FP4 if view.dtype == BYTE else operands.dtype_of(view, name)
 
 
 def logical(view: _core.Operand, name: str) -> MatrixSpec:
-    """Packed operand `a` or `b` as a matrix of elements: shape and strides count these.
-
-    Raises:
-        InvalidOperandError: it is not packed.
-        UnsupportedError: it is not contiguous along K.
-    """
+    """Packed operand `a` or `b`, contiguous along K, as a matrix of elements: shape and strides count these."""
     along = ALONG[name]
     if view.dtype != BYTE:
         raise InvalidOperandError(
@@ -117,11 +102,7 @@ def element_name(element: tuple[int, int]) -> str:
 
 
 def scale_type(dtype: tuple[int, int], name: str) -> ScaleType:
-    """The type of scales, by DLPack's (type code, bits) of their array: it says which fp4 this is.
-
-    Raises:
-        InvalidOperandError: it is no such type.
-    """
+    """The type of scales, by DLPack's (type code, bits) of their array: it says which fp4 this is."""
     kind = next((kind for kind in VECTOR if dtype in SCALE_ELEMENTS[kind]), None)
     if kind is None:
         of_nvfp4, of_mxfp4 = (VECTOR[kind] for kind in SCALINGS.values())
@@ -133,12 +114,7 @@ def scale_type(dtype: tuple[int, int], name: str) -> ScaleType:
 
 
 def kind_of(views: Mapping[str, _core.Operand]) -> ScaleType:
-    """The type of both `scale_a` and `scale_b`.
-
-    Raises:
-        UnsupportedError: one of them is missing.
-        InvalidOperandError: a type that fp4 does not have, or two different ones.
-    """
+    """The type of both `scale_a` and `scale_b`, which fp4 comes with."""
     for name in ("scale_a", "scale_b"):
         if name not in views:
             raise UnsupportedError(
@@ -157,17 +133,7 @@ def kind_of(views: Mapping[str, _core.Operand]) -> ScaleType:
 
 
 def check_swizzled(view: _core.Operand, name: str, rows: int, columns: int) -> None:
-    """Refuses scales that kernels cannot read.
-
-    Args:
-        view: the array.
-        name: `scale_a` or `scale_b`.
-        rows: of A, or columns of B.
-        columns: scales of each.
-
-    Raises:
-        InvalidOperandError: another shape, or elements that do not lie one after the other.
-    """
+    """Refuses scales that kernels cannot read: `columns` for each row of A, or column of B."""
     size = swizzled_size(rows, columns)
     if not view.shape or view.shape[-1] != size:
         plain = view.shape[-2:] in ((rows, columns), (columns, rows))
@@ -194,23 +160,10 @@ def check_swizzled(view: _core.Operand, name: str, rows: int, columns: int) -> N
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def check_arch(arch: SmArch) -> None:
-    """Refuses targets without fp4.
-
-    Raises:
-        UnsupportedError: names those that have it, and what serves elsewhere.
-    """
+def check_kernels(arch: SmArch, views: Mapping[str, _core.Operand]) -> None:
+    """Refuses targets without fp4, and other arrays of scales than kernels take."""
     if not is_fp4_supported(arch):
         raise UnsupportedError(no_kernels(arch))
-
-
-def check_given(views: Mapping[str, _core.Operand]) -> None:
-    """Refuses to compute with other arrays of scales than kernels take.
-
-    Raises:
-        UnsupportedError: scale_a or scale_b is missing; scale_d is an array, or amax is wanted.
-        InvalidOperandError: a type of scales that fp4 does not have, or two different ones.
-    """
     kind_of(views)
     for name in ("scale_d", "amax"):
         if name in views:
@@ -258,24 +211,11 @@ def refusal(problem: GemmProblem, possible: Sequence[GemmFormulation], arch: SmA
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def among(views: Mapping[str, _core.Operand]) -> bool:
-    """Whether A or B is fp4, packed or not."""
-    return any(views[name].dtype in (BYTE, FP4.dlpack) for name in ALONG)
-
-
-def _is_fp4(array: AnyArray) -> bool:
-    return array.dtype == np.uint8 or from_numpy_dtype(array.dtype) is FP4
-
-
 def plain_forms(arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-    """Host arrays by name, with fp4 operands unpacked and their scales plain: what the reference takes.
-
-    Raises:
-        InvalidOperandError: scales of fp4 whose shape is that of neither form, or bytes without scales.
-    """
+    """Host arrays by name, with fp4 operands unpacked and their scales plain: what the reference takes."""
     found = dict(arrays)
-    for name in ("a", "b"):
-        if not _is_fp4(arrays[name]) or arrays[name].ndim < 2:
+    for name in ALONG:
+        if element_of(arrays[name].dtype) not in _ELEMENTS or arrays[name].ndim < 2:
             continue
         values = _turned(arrays[name], name)
         if values.dtype == np.uint8:
@@ -317,16 +257,12 @@ def _plain(scale: AnyArray, name: str, values: tuple[int, ...]) -> AnyArray:
 
 
 def gpu_forms(arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-    """Converts the arrays of `plain_forms` to the forms of the GPU: B is (..., K / 2, N).
-
-    Raises:
-        UnsupportedError: K is odd.
-    """
+    """Converts the arrays of `plain_forms` to the forms of the GPU: B is (..., K / 2, N)."""
     found = dict(arrays)
     k = arrays["a"].shape[-1]
     if k % 2:
         raise UnsupportedError(f"K is {k}: fp4 kernels read {ALIGNMENT} elements at once; pad K with zeros")
-    for name in ("a", "b"):
+    for name in ALONG:
         found[name] = _turned(pack_fp4(_turned(arrays[name], name)), name)
         flat = swizzle_scales(_turned(arrays[f"scale_{name}"], name))
         found[f"scale_{name}"] = flat.view(np.uint8) if scale_type_of(flat.dtype) is ScaleType.UE8M0 else flat
@@ -334,7 +270,9 @@ def gpu_forms(arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
 
 
 def host_views(views: Mapping[str, _core.Operand]) -> dict[str, _core.Operand]:
-    """Views of host operands, with those of fp4 and their scales in the forms of `plain_forms`."""
+    """Views of operands; where these are fp4 in host memory, they and their scales in the forms of `plain_forms`."""
+    if views["a"].device_type != CPU or not any(views[name].dtype in _ELEMENTS for name in ALONG):
+        return dict(views)
     names = [name for name in ("a", "b", "scale_a", "scale_b") if name in views]
     made = plain_forms({name: operands.to_numpy(views[name]) for name in names})
     return {name: operands.as_operand(made[name]) if name in names else view for name, view in views.items()}

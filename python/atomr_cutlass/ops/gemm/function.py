@@ -12,7 +12,7 @@ import numpy as np
 from ... import _core
 from ...arrays import fp4, operands
 from ...arrays.numerics import AnyArray, math_mode
-from ...arrays.operands import CPU, CUDA, check_devices, check_out, result_dtype, views_of
+from ...arrays.operands import CUDA, check_devices, check_out, result_dtype, views_of
 from ...checks import NUMBERS
 from ...errors import InvalidOperandError, UnsupportedError, require
 from ...generator.dtypes import CutlassDtype
@@ -135,8 +135,8 @@ class _Gemm(Product):
         require(gemm_types(*self.dtypes, self.result, self.math, tree=self.epilogue is not None))
         if self.dtypes[0] is fp4.FP4:
             view = self.own["a"]
-            fp4.check_arch(devices.require_arch(devices.get(view.device if view.device_type == CUDA else 0)))
-            fp4.check_given(self.own)
+            device = devices.get(view.device if view.device_type == CUDA else 0)
+            fp4.check_kernels(devices.require_arch(device), self.own)
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
         own = {name: view for name, view in views.items() if name in self.own or name == RESULT}
@@ -195,8 +195,7 @@ def _parse(call: Call) -> _Gemm:
     given |= {name: arrays[name] for name in SCALES[:3] if not isinstance(arrays[name], NUMBERS)}
     views = views_of(given, ("a", "b"))
     check_devices(views)
-    if fp4.among(views) and views["a"].device_type == CPU:
-        views = fp4.host_views(views)
+    views = fp4.host_views(views)
     dtypes = _element_types(views)
     shape = _result_shape(views)
     if "out" in views:

@@ -134,10 +134,15 @@ def launch_stream() -> LaunchStream:
     return _current.get() or LaunchStream(0, named=True)
 
 
-def namespaces(array: Any) -> Iterator[Any]:
-    """The packages of an array's classes, where they are loaded: a subclass may live in one of its own."""
+def packages(array: Any) -> Iterator[str]:
+    """The packages of an array's classes: a subclass may live in one of its own."""
     for kind in type(array).__mro__:
-        yield sys.modules.get(kind.__module__.partition(".")[0].replace("jaxlib", "jax"))
+        yield kind.__module__.partition(".")[0].replace("jaxlib", "jax")
+
+
+def namespaces(array: Any) -> Iterator[Any]:
+    """The modules of these packages, where they are loaded."""
+    return map(sys.modules.get, packages(array))
 
 
 class Framework(abc.ABC):
@@ -254,7 +259,11 @@ class DlpackProducer(Framework):
 
     def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
         refuse_gradient(array, name)
-        kind, device = _dlpack_device(array)
+        try:
+            given, device = array.__dlpack_device__()
+        except (TypeError, ValueError) as error:
+            raise InvalidOperandError(f"{type(array).__name__} does not say which device it is on: {error}") from error
+        kind = int(given) if isinstance(given, (int, np.integer)) else -1  # no device has such a number
         arguments = {"stream": self.order(array, device, launch)} if kind in (CUDA, MANAGED) else {}
         try:
             try:
@@ -282,7 +291,7 @@ class CuPy(DlpackProducer):
     """CuPy, whose current stream and memory pool can be had from Python."""
 
     def recognizes(self, array: Any) -> bool:
-        return _is_of(array, "cupy")
+        return "cupy" in packages(array)
 
     def current_stream(self, array: Any, device: int | None) -> int:
         cuda = sys.modules["cupy"].cuda
@@ -308,7 +317,7 @@ class Jax(DlpackProducer):
     """JAX: its arrays are immutable, and on streams that no caller can name, so a call waits for its launch."""
 
     def recognizes(self, array: Any) -> bool:
-        return _is_of(array, "jax", "jaxlib")
+        return "jax" in packages(array)
 
     def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
         operand = super().import_array(array, name, launch)
@@ -422,11 +431,6 @@ def _in_elements(strides: Sequence[int], size: int) -> list[int]:
     return [stride // size for stride in strides]
 
 
-def _is_of(array: Any, *packages: str) -> bool:
-    """Whether the array's type, or one that it derives from, is of one of these packages."""
-    return any(base.__module__.partition(".")[0] in packages for base in type(array).__mro__)
-
-
 def _size(shape: Shape, element: Element) -> int:
     return max(1, math.prod(shape) * element[1] // 8)
 
@@ -438,13 +442,3 @@ def _allocated(shape: Shape, element: Element, device: int) -> _core.Operand:
 
 def _changed(view: _core.Operand, kind: int, read_only: bool) -> _core.Operand:
     return _core.Operand(view.pointer, view.shape, view.strides, view.dtype, kind, view.device, read_only, view)
-
-
-def _dlpack_device(array: Any) -> tuple[int, int]:
-    """The kind and index of the device that a producer names."""
-    try:
-        kind, index = array.__dlpack_device__()
-    except (TypeError, ValueError) as error:
-        raise InvalidOperandError(f"{type(array).__name__} does not say which device it is on: {error}") from error
-    # No device has a number that is not an integer.
-    return int(kind) if isinstance(kind, (int, np.integer)) else -1, index

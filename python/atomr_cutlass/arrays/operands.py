@@ -19,6 +19,7 @@ from ..checks import NUMBERS, check_extents, check_number, check_options, shown
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype, ScaleType
 from ..pipeline import devices
+from ..pipeline.problem import is_dense
 from . import symbols
 from .frameworks import ADDRESSES, CPU, CUDA, DLPACK, JAX, OWN, LaunchStream, framework_of, launch_stream
 from .numerics import BYTE, AnyArray, Element, default_out_dtype, dtype_of, element_of, numpy_dtype
@@ -309,11 +310,9 @@ def write_async(array: AnyArray, operand: _core.Operand, stream: int) -> None:
 
     An operand with gaps between its elements is written at once, after all work of the GPU.
     """
-    dense = _core.Operand(operand.pointer, operand.shape, None, operand.dtype, CUDA, operand.device)
-    pairs = zip(operand.shape, operand.strides, dense.strides, strict=True)
-    if any(extent > 1 and own != wanted for extent, own, wanted in pairs):
+    if 0 in operand.shape or not is_dense(operand.shape, operand.strides):
         copy_in(array, operand)
-    elif 0 not in operand.shape:
+    else:
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         _core.upload_async(operand.pointer, operand.device, flat, stream)
 

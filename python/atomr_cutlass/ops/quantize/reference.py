@@ -187,13 +187,13 @@ def quantize_nvfp4(x: AnyArray, *, axis: int = -1, global_scale: float = 1.0) ->
         InvalidOperandError: K is no multiple of 16, or the scale is no positive float32 number.
     """
     second = second_level(global_scale)
-    wide = _vectors(x, axis, VECTOR[ScaleType.UE4M3])
-    amax = _finite_magnitude(wide).max(axis=-1, initial=0.0)
+    last = _in_vectors(x, axis, VECTOR[ScaleType.UE4M3])
+    amax = _block_amax(last, (VECTOR[ScaleType.UE4M3],))
     with np.errstate(over="ignore", under="ignore"):
         wanted = amax / finite_max(CutlassDtype.F4E2M1) / second
     smallest = 2.0**-9
     scale = cast_scale(np.where(amax > 0.0, np.maximum(wanted, smallest), 1.0), ScaleType.UE4M3)
-    return _block_scaled(wide, scale, axis, second)
+    return _block_scaled(last, scale, axis, second)
 
 
 def quantize_mxfp4(x: AnyArray, *, axis: int = -1) -> BlockScaled:
@@ -213,12 +213,12 @@ def quantize_mxfp4(x: AnyArray, *, axis: int = -1) -> BlockScaled:
     Raises:
         InvalidOperandError: K is no multiple of 32.
     """
-    wide = _vectors(x, axis, VECTOR[ScaleType.UE8M0])
-    amax = _finite_magnitude(wide).max(axis=-1, initial=0.0)
+    last = _in_vectors(x, axis, VECTOR[ScaleType.UE8M0])
+    amax = _block_amax(last, (VECTOR[ScaleType.UE8M0],))
     # frexp's fraction is in [0.5, 1), so its exponent is one above that of the leading bit.
     exponent = np.frexp(amax)[1] - 1 - _E2M1_LARGEST_EXPONENT
     exponent = np.where(amax > 0.0, np.clip(exponent, *E8M0_EXPONENTS), 0)
-    return _block_scaled(wide, cast_scale(np.ldexp(1.0, exponent), ScaleType.UE8M0), axis, 1.0)
+    return _block_scaled(last, cast_scale(np.ldexp(1.0, exponent), ScaleType.UE8M0), axis, 1.0)
 
 
 def dequantize_fp4(x: BlockScaled, *, axis: int = -1) -> Float32Array:
@@ -234,15 +234,14 @@ def dequantize_fp4(x: BlockScaled, *, axis: int = -1) -> Float32Array:
     vector = VECTOR.get(scale_type_of(x.scale.dtype) or ScaleType.F32)
     if vector is None:
         raise InvalidOperandError(f"scale is {x.scale.dtype}; expected float8_e4m3fn or float8_e8m0fnu")
-    wide = _vectors(x.values, axis, vector)
-    scale = np.moveaxis(to_float64(x.scale), axis, -1)
-    if scale.shape != wide.shape[:-1]:
+    last, scale = _in_vectors(x.values, axis, vector), np.moveaxis(x.scale, axis, -1)
+    if scale.shape != (*last.shape[:-1], last.shape[-1] // vector):
         raise InvalidOperandError(
             f"scale has shape {x.scale.shape} for values of {x.values.shape}; expected one for each {vector} elements"
         )
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        product = wide * (scale[..., None] * x.global_scale)
-        return _joined(product, axis).astype(np.float32)
+        product = last * (_spread(scale, last.shape, (vector,)) * x.global_scale)
+        return np.ascontiguousarray(np.moveaxis(product, -1, axis), np.float32)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -394,41 +393,37 @@ def _float32_scale(amax: FloatArray, dtype: CutlassDtype) -> Float32Array:
     return np.asarray(np.clip(scale, _FLOAT32.tiny, _FLOAT32.max))
 
 
-def _block_amax(wide: FloatArray, block: tuple[int, int]) -> FloatArray:
-    """The largest finite magnitude of each block."""
+def _block_amax(wide: FloatArray, block: tuple[int, ...]) -> FloatArray:
+    """The largest finite magnitude of each block of the last dimensions."""
     amax = _finite_magnitude(wide)
-    for axis, size in zip((-2, -1), block, strict=True):
+    for axis, size in enumerate(block, start=-len(block)):
         amax = np.maximum.reduceat(amax, np.arange(0, amax.shape[axis], size), axis=axis)
     return amax
 
 
-def _spread(scale: AnyArray, shape: tuple[int, ...], block: tuple[int, int]) -> FloatArray:
-    """Each scale repeated over its block, cut to `shape`."""
-    wide = np.repeat(np.repeat(to_float64(scale), block[0], axis=-2), block[1], axis=-1)
-    return wide[..., : shape[-2], : shape[-1]]
+def _spread(scale: AnyArray, shape: tuple[int, ...], block: tuple[int, ...]) -> FloatArray:
+    """Each scale repeated over its block of the last dimensions, cut to `shape`."""
+    wide = to_float64(scale)
+    for axis, size in enumerate(block, start=-len(block)):
+        wide = np.repeat(wide, size, axis)
+    return wide[(..., *map(slice, shape[-len(block) :]))]
 
 
-def _vectors(x: AnyArray, axis: int, vector: int) -> FloatArray:
-    """The array with `axis` last and divided into vectors: (..., K / vector, vector)."""
+def _in_vectors(x: AnyArray, axis: int, vector: int) -> FloatArray:
+    """The array with `axis` last, which vectors divide."""
     if not -x.ndim <= axis < x.ndim:
         raise InvalidOperandError(f"axis is {axis}, but the shape is {x.shape}")
     if x.shape[axis] % vector:
         raise InvalidOperandError(
             f"axis {axis} of {x.shape} is no multiple of {vector}: one scale is for {vector} elements"
         )
-    last = np.moveaxis(to_float64(x), axis, -1)
-    return last.reshape(*last.shape[:-1], last.shape[-1] // vector, vector)
+    return np.moveaxis(to_float64(x), axis, -1)
 
 
-def _joined(vectors: AnyArray, axis: int) -> AnyArray:
-    """Undoes `_vectors`."""
-    joined = vectors.reshape(*vectors.shape[:-2], vectors.shape[-2] * vectors.shape[-1])
-    return np.ascontiguousarray(np.moveaxis(joined, -1, axis))
-
-
-def _block_scaled(wide: FloatArray, scale: AnyArray, axis: int, second: float) -> BlockScaled:
-    """e2m1 of vectors divided by their scales; `scale` has the scaled axis last."""
+def _block_scaled(last: FloatArray, scale: AnyArray, axis: int, second: float) -> BlockScaled:
+    """e2m1 of vectors divided by their scales; the scaled axis is last in both."""
+    vector = last.shape[-1] // max(1, scale.shape[-1])
     with np.errstate(over="ignore", under="ignore"):
-        quotient = wide / (to_float64(scale) * second)[..., None]
-    values = saturating_cast(quotient, CutlassDtype.F4E2M1)
-    return BlockScaled(_joined(values, axis), np.ascontiguousarray(np.moveaxis(scale, -1, axis)), second)
+        values = saturating_cast(last / (_spread(scale, last.shape, (vector,)) * second), CutlassDtype.F4E2M1)
+    values, scale = (np.ascontiguousarray(np.moveaxis(each, -1, axis)) for each in (values, scale))
+    return BlockScaled(values, scale, second)

@@ -187,13 +187,14 @@ def quantize_nvfp4(x: AnyArray, *, axis: int = -1, global_scale: float = 1.0) ->
         InvalidOperandError: K is no multiple of 16, or the scale is no positive float32 number.
     """
     second = second_level(global_scale)
-    last = _in_vectors(x, axis, VECTOR[ScaleType.UE4M3])
-    amax = _block_amax(last, (VECTOR[ScaleType.UE4M3],))
+    block = (VECTOR[ScaleType.UE4M3],)
+    last = _in_vectors(x, axis, *block)
+    amax = _block_amax(last, block)
     with np.errstate(over="ignore", under="ignore"):
         wanted = amax / finite_max(CutlassDtype.F4E2M1) / second
     smallest = 2.0**-9
     scale = cast_scale(np.where(amax > 0.0, np.maximum(wanted, smallest), 1.0), ScaleType.UE4M3)
-    return _block_scaled(last, scale, axis, second)
+    return _block_scaled(last, block, scale, axis, second)
 
 
 def quantize_mxfp4(x: AnyArray, *, axis: int = -1) -> BlockScaled:
@@ -213,12 +214,13 @@ def quantize_mxfp4(x: AnyArray, *, axis: int = -1) -> BlockScaled:
     Raises:
         InvalidOperandError: K is no multiple of 32.
     """
-    last = _in_vectors(x, axis, VECTOR[ScaleType.UE8M0])
-    amax = _block_amax(last, (VECTOR[ScaleType.UE8M0],))
+    block = (VECTOR[ScaleType.UE8M0],)
+    last = _in_vectors(x, axis, *block)
+    amax = _block_amax(last, block)
     # frexp's fraction is in [0.5, 1), so its exponent is one above that of the leading bit.
     exponent = np.frexp(amax)[1] - 1 - _E2M1_LARGEST_EXPONENT
     exponent = np.where(amax > 0.0, np.clip(exponent, *E8M0_EXPONENTS), 0)
-    return _block_scaled(last, cast_scale(np.ldexp(1.0, exponent), ScaleType.UE8M0), axis, 1.0)
+    return _block_scaled(last, block, cast_scale(np.ldexp(1.0, exponent), ScaleType.UE8M0), axis, 1.0)
 
 
 def dequantize_fp4(x: BlockScaled, *, axis: int = -1) -> Float32Array:
@@ -402,11 +404,11 @@ def _block_amax(wide: FloatArray, block: tuple[int, ...]) -> FloatArray:
 
 
 def _spread(scale: AnyArray, shape: tuple[int, ...], block: tuple[int, ...]) -> FloatArray:
-    """Each scale repeated over its block of the last dimensions, cut to `shape`."""
+    """Each scale repeated over its block of the last dimensions, which end with those of `shape`."""
     wide = to_float64(scale)
     for axis, size in enumerate(block, start=-len(block)):
-        wide = np.repeat(wide, size, axis)
-    return wide[(..., *map(slice, shape[-len(block) :]))]
+        wide = np.repeat(wide, np.diff([*range(0, shape[axis], size), shape[axis]]), axis)
+    return wide
 
 
 def _in_vectors(x: AnyArray, axis: int, vector: int) -> FloatArray:
@@ -420,10 +422,9 @@ def _in_vectors(x: AnyArray, axis: int, vector: int) -> FloatArray:
     return np.moveaxis(to_float64(x), axis, -1)
 
 
-def _block_scaled(last: FloatArray, scale: AnyArray, axis: int, second: float) -> BlockScaled:
+def _block_scaled(last: FloatArray, block: tuple[int], scale: AnyArray, axis: int, second: float) -> BlockScaled:
     """e2m1 of vectors divided by their scales; the scaled axis is last in both."""
-    vector = last.shape[-1] // max(1, scale.shape[-1])
     with np.errstate(over="ignore", under="ignore"):
-        values = saturating_cast(last / (_spread(scale, last.shape, (vector,)) * second), CutlassDtype.F4E2M1)
+        values = saturating_cast(last / (_spread(scale, last.shape, block) * second), CutlassDtype.F4E2M1)
     values, scale = (np.ascontiguousarray(np.moveaxis(each, -1, axis)) for each in (values, scale))
     return BlockScaled(values, scale, second)

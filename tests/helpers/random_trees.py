@@ -32,6 +32,7 @@ from atomr_cutlass.generator.epilogue.tree import (
     Node,
     Output,
 )
+from atomr_cutlass.generator.rules import FP8_TYPES
 
 if TYPE_CHECKING:
     import torch
@@ -476,7 +477,7 @@ def _cast_torch(x: torch.Tensor, dtype: D | None) -> torch.Tensor:
     if dtype in numerics.INTEGER_DTYPES:
         limits = torch.iinfo(kind)
         return torch.nan_to_num(x, nan=0.0).to(torch.float64).round().clamp(limits.min, limits.max).to(kind)
-    if dtype in numerics.FP8_DTYPES:
+    if dtype in FP8_TYPES:
         most = numerics.finite_max(dtype)
         return x.clamp(-most, most).to(kind)
     return x.to(kind)

@@ -47,11 +47,6 @@ SCALE_ELEMENTS: Final = {
 """Element types of arrays of scales, as DLPack's (type code, bits), that of new ones first."""
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Values
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def element_type(view: _core.Operand, name: str) -> CutlassDtype:
     """The element type of A or B; bytes are fp4, two elements each."""
     return FP4 if view.dtype == BYTE else operands.dtype_of(view, name)
@@ -86,11 +81,6 @@ def packed(spec: MatrixSpec, name: str) -> tuple[tuple[int, ...], tuple[int, ...
     shape[along] //= 2
     strides[along] = 1
     return tuple(shape), tuple(strides)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Scales
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def element_name(element: tuple[int, int]) -> str:
@@ -155,11 +145,6 @@ def check_swizzled(view: _core.Operand, name: str, rows: int, columns: int) -> N
         )
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Refusals
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def check_kernels(arch: SmArch, views: Mapping[str, _core.Operand]) -> None:
     """Refuses targets without fp4, and other arrays of scales than kernels take."""
     if not is_fp4_supported(arch):
@@ -204,11 +189,6 @@ def refusal(problem: GemmProblem, possible: Sequence[GemmFormulation], arch: SmA
             f"elements of {problem.d.dtype.value}; pad N (here {problem.n})"
         )
     return ""
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Host arrays
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def plain_forms(arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:

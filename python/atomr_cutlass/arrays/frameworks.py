@@ -165,7 +165,8 @@ class Framework(abc.ABC):
 
     def allocate(self, shape: Shape, element: Element, device: int, like: Any) -> Allocated:
         """An uninitialised row-major result of DLPack's (type code, bits), and its operand."""
-        operand = _allocated(shape, element, device)
+        buffer = _core.Buffer(device, _size(shape, element))
+        operand = _core.Operand(buffer.pointer, shape, None, element, CUDA, device, False, buffer)
         return operand, operand
 
     def export(self, array: Any, operand: _core.Operand, stream: int) -> Any:
@@ -326,7 +327,7 @@ class Jax(DlpackProducer):
         return operand if operand.read_only else _changed(operand, operand.device_type, read_only=True)
 
     def allocate(self, shape: Shape, element: Element, device: int, like: Any) -> Allocated:
-        return None, _allocated(shape, element, device)  # JAX imports finished results only
+        return None, super().allocate(shape, element, device, like)[1]  # JAX imports finished results only
 
     def export(self, array: Any, operand: _core.Operand, stream: int) -> Any:
         _core.synchronize(operand.device, stream)
@@ -433,11 +434,6 @@ def _in_elements(strides: Sequence[int], size: int) -> list[int]:
 
 def _size(shape: Shape, element: Element) -> int:
     return max(1, math.prod(shape) * element[1] // 8)
-
-
-def _allocated(shape: Shape, element: Element, device: int) -> _core.Operand:
-    buffer = _core.Buffer(device, _size(shape, element))
-    return _core.Operand(buffer.pointer, shape, None, element, CUDA, device, False, buffer)
 
 
 def _changed(view: _core.Operand, kind: int, read_only: bool) -> _core.Operand:

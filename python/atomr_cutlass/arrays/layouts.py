@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from .. import _core
+from ..pipeline.problem import MatrixSpec
 from .symbols import plain, plain_view, with_numbers
 
 Shape = tuple[int, ...]
 LAYOUTS = ("nhwc", "nchw")
 TO_NHWC = (0, 2, 3, 1)
 TO_NCHW = (0, 3, 1, 2)
-
-
-class Strided(Protocol):
-    """An array of four dimensions in the order of NHWC, or a description of one."""
-
-    @property
-    def shape(self) -> Shape:
-        """Extents."""
-
-    @property
-    def strides(self) -> Shape:
-        """Elements from one index to the next."""
 
 
 def in_nhwc(view: _core.Operand, layout: str) -> _core.Operand:
@@ -64,7 +53,7 @@ def relaid(view: _core.Operand, shape: Sequence[int], strides: Sequence[int]) ->
     return with_numbers(made, shape, strides)
 
 
-def pixel_strides(spec: Strided) -> tuple[int, int, int]:
+def pixel_strides(spec: MatrixSpec) -> tuple[int, int, int]:
     """(column, row, outer) strides; of dimensions of one element, what makes the array collapse."""
     outer, rows, columns, channels = spec.shape
     stride_outer, stride_row, stride_column, _ = spec.strides
@@ -77,13 +66,13 @@ def pixel_strides(spec: Strided) -> tuple[int, int, int]:
     return stride_column, stride_row, stride_outer
 
 
-def rows_collapse(spec: Strided) -> bool:
+def rows_collapse(spec: MatrixSpec) -> bool:
     """Whether the pixels of one outer index are evenly spaced."""
     column, row, _ = pixel_strides(spec)
     return row == spec.shape[2] * column
 
 
-def collapses(spec: Strided) -> bool:
+def collapses(spec: MatrixSpec) -> bool:
     """Whether all pixels are evenly spaced, as a matrix's rows are."""
     _, row, outer = pixel_strides(spec)
     return rows_collapse(spec) and outer == spec.shape[1] * row

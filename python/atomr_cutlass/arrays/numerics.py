@@ -18,6 +18,7 @@ from .. import _core
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype, ScaleType
 from ..generator.errors import shown
+from ..generator.rules import FP8_TYPES
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 AnyArray: TypeAlias = npt.NDArray[Any]
@@ -34,9 +35,7 @@ MATH_MODES: Final = ("default", *PRECISIONS)
 FAST: Final = "fast"
 """fp8's further math mode, fast accumulation: the same sums, with fewer bits kept (see `reference.tolerance`)."""
 
-FP8_DTYPES: Final = frozenset({CutlassDtype.F8E4M3, CutlassDtype.F8E5M2})
-
-SATURATING_FLOATS: Final = FP8_DTYPES | {CutlassDtype.F4E2M1}
+SATURATING_FLOATS: Final = frozenset({*FP8_TYPES, CutlassDtype.F4E2M1})
 """The formats whose conversions saturate, infinity included."""
 
 E8M0_EXPONENTS: Final = (-127, 127)
@@ -123,7 +122,7 @@ def math_mode(dtype: CutlassDtype, precision: str | None, *, fast_accum: bool = 
         return precision or "ieee"
     if precision is not None:
         raise InvalidOperandError(f"precision={precision!r} is for float32 operands; these are {dtype.value}")
-    return FAST if fast_accum and dtype in FP8_DTYPES else "default"
+    return FAST if fast_accum and dtype in FP8_TYPES else "default"
 
 
 @functools.cache
@@ -195,7 +194,7 @@ def saturating_cast(x: npt.ArrayLike, dtype: CutlassDtype) -> AnyArray:
         if dtype is CutlassDtype.F4E2M1:
             values = np.where(nan, largest, values)
         out: AnyArray = _rounded_to_odd(np.clip(values, -largest, largest)).astype(target)
-        if dtype in FP8_DTYPES and nan.any():
+        if dtype in FP8_TYPES and nan.any():
             out = np.where(nan, np.uint8(_FP8_NAN_BITS), out.view(np.uint8)).view(target)
         return out
 

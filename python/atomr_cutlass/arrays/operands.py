@@ -34,10 +34,6 @@ __all__ = [
 _warned = threading.Event()
 _PACKAGE = __name__.partition(".")[0]
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Views, streams and results
-# ----------------------------------------------------------------------------------------------------------------------
-
 
 def as_operand(array: Any, name: str = "an array") -> _core.Operand:
     """A view of an array of any framework, which keeps it alive, ordered before what the call in progress launches."""
@@ -117,11 +113,6 @@ def finished(array: Any, operand: _core.Operand, stream: int) -> Any:
 def host_result(result: AnyArray, like: Any) -> Any:
     """A host result as an array of the kind of `like`."""
     return (framework_of(like) or DLPACK).from_host(result, like)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Checks
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def check_backend(backend: str, backends: Iterable[str]) -> None:
@@ -255,11 +246,6 @@ def on_reference(backend: str, view: _core.Operand) -> bool:
             level, frame = level + 1, frame.f_back
         warnings.warn(f"computing with NumPy on the CPU: {devices.problem()}", RuntimeWarning, stacklevel=level)
     return True
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Copies between host and GPU
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def to_numpy(operand: _core.Operand) -> AnyArray:

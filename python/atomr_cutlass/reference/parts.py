@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from ..arrays.numerics import (
     FAST,
-    FP8_DTYPES,
     INTEGER_DTYPES,
     MATH_MODES,
     AnyArray,
@@ -26,6 +25,7 @@ from ..arrays.numerics import (
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype, ScaleType
 from ..generator.epilogue.ops import LEAKY_SLOPE
+from ..generator.rules import FP8_TYPES
 from ..ops.quantize.reference import BLOCK, VECTOR
 
 erf: Final[Callable[[FloatArray], FloatArray]] = np.vectorize(_math.erf, otypes=[np.float64])
@@ -107,7 +107,7 @@ def broadcasts_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
 
 def check_math(math: str, *operands: CutlassDtype) -> None:
     """Refuses a math mode that does not exist, or that the operands' element types do not have."""
-    if math == FAST and all(dtype in FP8_DTYPES for dtype in operands):
+    if math == FAST and all(dtype in FP8_TYPES for dtype in operands):
         return
     if math not in MATH_MODES:
         valid = ", ".join(MATH_MODES)
@@ -353,7 +353,7 @@ def tolerance(
         error += 2.0**-10 + 2.0**-22
     elif math == "3xtf32" and not exact_operands:
         error += 2.0**-19
-    elif dtype_in in FP8_DTYPES:
+    elif dtype_in in FP8_TYPES:
         # One instruction aligns 32 products, so fewer of them are no more exact.
         terms = max(k, 32)
         fast = (fast_accum or math == FAST) and not scale_block

@@ -27,31 +27,19 @@ scales are `scale_a` (1, m) or (1,), `scale_b` (n, 1) or (1,), `scale_d` and `am
 """
 
 
-def with_gaps(mask: _core.Operand) -> _core.Operand:
-    """Bits with the bytes between their columns: some kernels clear them first, which must be dense memory."""
-    columns, width = mask.shape
-    if columns > 1:
-        width = max(width, mask.strides[0])
-    return relaid(mask, (columns, width), (width, 1))
-
-
 def views_of(matrices: Matrices, views: Views) -> Views:
     """The views of the arrays as the product reads them; see `Views`."""
-    found = {}
-    rows, columns, form = matrices.rows, matrices.columns, matrices.form
+    found, sizes = {}, matrices.sizes
     for name in "abcd":
         if name not in views:
             continue
-        into_c = name == "d" and matrices.into_c
-        leading = matrices.leading("c" if into_c else name)
-        swap = getattr(matrices, f"trans{name}", False)
-        found[name] = _viewed(
-            views[name], "c" if into_c else name, columns[name], rows[name], leading, label=f"ld{name}", swap=swap
-        )
+        stored = "c" if name == "d" and matrices.into_c else name
+        leading, swap = matrices.leading(stored), getattr(matrices, f"trans{name}", False)
+        found[name] = _viewed(views[name], stored, sizes[name], leading, label=f"ld{name}", swap=swap)
     if AUX in views:
         found[AUX] = _auxiliary(matrices, views[AUX])
     if BIAS in views:
-        found[BIAS] = _vector(views[BIAS], BIAS, matrices.n if form.summed == "b" else matrices.m)
+        found[BIAS] = _vector(views[BIAS], BIAS, matrices.n if matrices.form.summed == "b" else matrices.m)
     for name, length, shape in (("scale_a", matrices.m, (1, matrices.m)), ("scale_b", matrices.n, (matrices.n, 1))):
         if name not in views:
             continue
@@ -72,11 +60,11 @@ def views_of(matrices: Matrices, views: Views) -> Views:
 def _auxiliary(matrices: Matrices, view: _core.Operand) -> _core.Operand:
     leading = matrices.leading("aux")
     if not matrices.form.masked:
-        return _viewed(view, AUX, matrices.n, matrices.m, leading, label="ldaux")
+        return _viewed(view, AUX, matrices.sizes["aux"], leading, label="ldaux")
     if view.dtype != BYTE:
         raise InvalidOperandError(f"{AUX} is no array of bytes; the bits of relu are uint8")
     width = leading // 8
-    whole = _viewed(view, AUX, matrices.n, width if matrices.m else 0, width, label="ldaux / 8 =")
+    whole = _viewed(view, AUX, (width if matrices.m else 0, matrices.n), width, label="ldaux / 8 =")
     return relaid(whole, (matrices.n, -(-matrices.m // 8)), (width, 1))
 
 
@@ -118,15 +106,15 @@ def written_of(form: Form, arrays: dict[str, Any], found: Views) -> list[str]:
 
 
 def _viewed(
-    array: _core.Operand, name: str, columns: int, rows: int, leading: int, *, label: str, swap: bool = False
+    array: _core.Operand, name: str, size: tuple[int, int], leading: int, *, label: str, swap: bool = False
 ) -> _core.Operand:
     """A matrix in an array's memory, (columns, rows) or, with `swap`, (rows, columns); `label` names `leading`."""
+    rows, columns = size
     if not _holds_pitched(array, columns, rows, leading):
         reach = (columns - 1) * leading + rows if columns and rows else 0
         cure = f"copy it, or give the {label} that it has"
         _expect(array, name, reach, lambda: f"{rows} x {columns}, column-major with {label} {leading}", cure)
-    shape, strides = (columns, rows), (leading, 1)
-    return relaid(array, shape[::-1] if swap else shape, strides[::-1] if swap else strides)
+    return relaid(array, size, (1, leading)) if swap else relaid(array, (columns, rows), (leading, 1))
 
 
 def _vector(array: _core.Operand, name: str, length: int) -> _core.Operand:

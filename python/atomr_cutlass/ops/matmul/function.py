@@ -37,7 +37,7 @@ from ..gemm.arguments import problem_of, scales_of
 from ..gemm.plans import make
 from ..gemm.scaled import NO_SCALES, Scales
 from ..product import Product
-from .arguments import Views, check_vectors, views_of, with_gaps, written_of
+from .arguments import Views, check_vectors, views_of, written_of
 from .request import AMAX, AUX, BIAS, HeuristicKey, MatmulEpilogue, MatmulRequest, Matrices, tree_of
 
 _TRANSPOSED = {"a": "b", "b": "a", "scale_a": "scale_b", "scale_b": "scale_a", "amax": AMAX}
@@ -272,7 +272,10 @@ def _parse(call: Call) -> _Matmul:
         tree = tree_of(form, types.get(BIAS), types.get(AUX), compute, amax=AMAX in found)
     written = written_of(form, arrays, found)
     if form.masked and AUX in written and found["a"].device_type == CUDA and options.backend != "reference":
-        found[AUX] = with_gaps(found[AUX])
+        # Some kernels clear the bits first, with the bytes between their columns: that must be dense memory.
+        columns, width = found[AUX].shape
+        width = max(width, found[AUX].strides[0]) if columns > 1 else width
+        found[AUX] = relaid(found[AUX], (columns, width), (width, 1))
     results = {name: Result(found[name].shape, found[name].dtype, arrays[name], found[name]) for name in written}
     results[RESULT] = Result((matrices.n, matrices.m), result.dlpack, call.out, found.get("d"))
     inputs = {name: view for name, view in found.items() if name not in (*written, "d")}
@@ -281,14 +284,9 @@ def _parse(call: Call) -> _Matmul:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Sums of an operand, as a product with ones
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class WithSums:
-    """The plans of a product and of the sums of one of its operands, called with the arrays of both.
+    """The plans of a product and of the sums of one of its operands, its product with ones, called as one.
 
     Attributes:
         operand: `a` or `b`, which is summed.

@@ -19,14 +19,7 @@ class MatmulOperation(CallOperation):
     function = "MatmulRequest"
     message = "Matmul"
     spelled = MappingProxyType(
-        {
-            "out": "d",
-            "activation": "epilogue",
-            "scale_a": "scales",
-            "scale_b": "scales",
-            "scale_d": "scales",
-            "amax": "scales",
-        }
+        {"out": "d", "activation": "epilogue"} | dict.fromkeys(("scale_a", "scale_b", "scale_d", "amax"), "scales")
     )
 
     def call(self, request: MatmulRequest) -> Invocation:

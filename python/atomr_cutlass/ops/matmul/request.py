@@ -238,25 +238,19 @@ class Matrices(NamedTuple):
         return FORMS[MatmulEpilogue(self.epilogue)]
 
     @property
-    def rows(self) -> dict[str, int]:
-        """Rows of each matrix as it is stored: the least leading dimensions."""
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """(rows, columns) of each matrix as it is stored; the rows are the least leading dimensions."""
+        aux = -(-max(1, self.m) // 8) * 8 if self.form.masked else self.m
         return {
-            "a": self.k if self.transa else self.m,
-            "b": self.n if self.transb else self.k,
-            "c": self.m,
-            "d": self.m,
-            "aux": -(-max(1, self.m) // 8) * 8 if self.form.masked else self.m,
+            "a": (self.k, self.m) if self.transa else (self.m, self.k),
+            "b": (self.n, self.k) if self.transb else (self.k, self.n),
+            **dict.fromkeys("cd", (self.m, self.n)),
+            "aux": (aux, self.n),
         }
-
-    @property
-    def columns(self) -> dict[str, int]:
-        """Columns of each matrix as it is stored."""
-        a, b = (self.m if self.transa else self.k), (self.k if self.transb else self.n)
-        return {"a": a, "b": b, "c": self.n, "d": self.n, "aux": self.n}
 
     def leading(self, name: str) -> int:
         """The leading dimension of a matrix: `a`, `b`, `c`, `d` or `aux`."""
-        return getattr(self, f"ld{name}") or max(1, self.rows[name])
+        return getattr(self, f"ld{name}") or max(1, self.sizes[name][0])
 
 
 @documented
@@ -392,7 +386,7 @@ class MatmulRequest:
     def _check_leading(self) -> None:
         matrices = self.matrices
         form = matrices.form
-        for name, least in matrices.rows.items():
+        for name, (least, _) in matrices.sizes.items():
             given = getattr(self, f"ld{name}")
             if given is None:
                 continue

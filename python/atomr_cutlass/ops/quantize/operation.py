@@ -12,8 +12,6 @@ _BOTH = NO_CHECK | {
     "workspace_size": "there is one kernel for each form, whose workspace is 4 bytes at most",
     "batch_invariant": "nothing is added up: elements depend on others through their scale alone",
 }
-
-
 _ONE_KERNEL = "each form and element type has one kernel: there is nothing to choose, bind or tune"
 
 

@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar, Token
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,6 +37,7 @@ Allocated: TypeAlias = "tuple[Any, _core.Operand]"
 """An array, None where its framework imports finished results only, and its operand."""
 
 
+@dataclass(slots=True, eq=False)
 class LaunchStream:
     """The stream that a call launches on, and the frameworks' own streams that are ordered with it.
 
@@ -49,16 +51,14 @@ class LaunchStream:
         awaited: whether the caller waits for what is launched before anybody gets the result: nothing is released then.
     """
 
-    __slots__ = ("_imported", "_others", "_streams", "_synchronized", "_token", "awaited", "handle", "named")
-
-    def __init__(self, handle: int, *, named: bool, awaited: bool = False) -> None:
-        """No stream is acquired yet."""
-        self.handle, self.named, self.awaited = handle, named, awaited
-        self._imported: dict[int, tuple[Any, _core.Operand]] = {}
-        self._others: dict[int, int] = {}
-        self._streams: dict[tuple[Framework, int], int | None] = {}
-        self._synchronized: int | None = None
-        self._token: Token[LaunchStream | None] | None = None
+    handle: int
+    named: bool
+    awaited: bool = False
+    _imported: dict[int, tuple[Any, _core.Operand]] = field(default_factory=dict, init=False)
+    _others: dict[int, int] = field(default_factory=dict, init=False)
+    _streams: dict[tuple[Framework, int], int | None] = field(default_factory=dict, init=False)
+    _synchronized: int | None = field(default=None, init=False)
+    _token: Token[LaunchStream | None] | None = field(default=None, init=False)
 
     def __enter__(self) -> LaunchStream:  # noqa: PYI034 - it has no subclass
         self._token = _current.set(self)

@@ -303,20 +303,9 @@ class WithSums:
     views: Views
     request = None
 
-    @property
-    def device(self) -> int:
-        """Index of the GPU."""
-        return self.product.device
-
-    @property
-    def checked(self) -> bool:
-        """Whether nothing is left to be checked of the product; see `Plan`."""
-        return self.product.checked
-
-    @property
-    def superseded(self) -> bool:
-        """Whether the product's plan is; see `Plan`."""
-        return self.product.superseded
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else a plan tells is told of the product."""
+        return getattr(self.product, name)
 
     @property
     def scales(self) -> tuple[str, ...]:

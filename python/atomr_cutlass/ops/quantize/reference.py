@@ -71,7 +71,6 @@ def quantize(x: AnyArray, dtype: CutlassDtype, *, axis: int | tuple[int, ...] | 
     Raises:
         InvalidOperandError: dtype needs no scale.
     """
-    _check_narrow(dtype)
     wide = to_float64(x)
     scale = _float32_scale(_finite_magnitude(wide).max(axis=axis, keepdims=axis is not None, initial=0.0), dtype)
     return Quantized(saturating_cast(wide / scale.astype(np.float64), dtype), scale)
@@ -92,7 +91,6 @@ def quantize_blockwise(x: AnyArray, dtype: CutlassDtype, *, block: tuple[int, in
     Raises:
         InvalidOperandError: x is no matrix, the block is none, or dtype needs no scale.
     """
-    _check_narrow(dtype)
     _check_block(x, block)
     wide = to_float64(x)
     scale = _float32_scale(_block_amax(wide, block), dtype)
@@ -371,11 +369,6 @@ def second_level(global_scale: float) -> float:
     return second
 
 
-def _check_narrow(dtype: CutlassDtype) -> None:
-    if dtype not in SATURATING_FLOATS and dtype is not CutlassDtype.I8:
-        raise InvalidOperandError(f"quantize takes e4m3, e5m2, e2m1 or i8, not {dtype.value}")
-
-
 def _check_block(x: AnyArray, block: tuple[int, int]) -> None:
     if x.ndim < 2:
         raise InvalidOperandError(f"shape is {x.shape}; blocks need (..., rows, columns)")
@@ -389,6 +382,8 @@ def _finite_magnitude(wide: FloatArray) -> FloatArray:
 
 def _float32_scale(amax: FloatArray, dtype: CutlassDtype) -> Float32Array:
     """Scales that make `amax` the largest value of `dtype`."""
+    if dtype not in SATURATING_FLOATS and dtype is not CutlassDtype.I8:
+        raise InvalidOperandError(f"quantize takes e4m3, e5m2, e2m1 or i8, not {dtype.value}")
     with np.errstate(over="ignore", under="ignore"):
         scale = np.where(amax > 0.0, amax / finite_max(dtype), 1.0).astype(np.float32)
     # Kernels hold the scale in float32; one that left its range would make every value zero or not a number.

@@ -71,10 +71,7 @@ class LaunchStream:
             self.release()
 
     def import_array(self, array: Any, name: str) -> _core.Operand:
-        """A view of an array, ordered before what is launched; arguments and errors are those of `as_operand`.
-
-        An array is asked once in a call, however often it is imported: a producer may have work to do.
-        """
+        """A view of an array, which is asked once in a call, ordered before what is launched; see `as_operand`."""
         if known := self._imported.get(id(array)):
             return known[1]
         framework = framework_of(array)
@@ -153,10 +150,7 @@ class Framework(abc.ABC):
         """Whether the array is the framework's."""
 
     def current_stream(self, array: Any, device: int | None) -> int | None:
-        """The stream that the framework works on in this thread; None where it has none that a caller can order.
-
-        `device` is None where it is not known yet.
-        """
+        """The stream of this thread, on the device if that is known; None where a caller can order none."""
         return None
 
     @abc.abstractmethod

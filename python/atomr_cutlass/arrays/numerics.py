@@ -71,15 +71,12 @@ def numpy_dtype(dtype: CutlassDtype | ScaleType) -> np.dtype[Any]:
 
 
 def from_numpy_dtype(dtype: np.dtype[Any]) -> CutlassDtype | None:
-    """The element type that a dtype of NumPy or ml_dtypes stores; float32 is `F32`, never `TF32`.
-
-    None where there is none, foreign byte order included.
-    """
+    """The element type that a dtype of native byte order stores, if there is one; float32 is `F32`, never `TF32`."""
     return _BY_NUMPY_NAME.get(dtype.name) if dtype.isnative else None
 
 
 def scale_type_of(dtype: np.dtype[Any]) -> ScaleType | None:
-    """The scale type that such a dtype stores; None as of `from_numpy_dtype`."""
+    """The scale type that a dtype of native byte order stores, if there is one."""
     return _SCALES_BY_NUMPY_NAME.get(dtype.name) if dtype.isnative else None
 
 

@@ -96,10 +96,7 @@ def is_jax(array: Any) -> bool:
 
 
 def empty(shape: tuple[int, ...], element: Element, device: int, like: Any) -> tuple[Any, _core.Operand]:
-    """Uninitialised row-major memory for a result on the GPU, of the kind of `like`, and its operand.
-
-    For JAX, which imports finished results only, the array is None: `finished` makes it.
-    """
+    """An uninitialised row-major result of the kind of `like`, for JAX None until it is `finished`, and its operand."""
     array, view = launch_stream().allocate(tuple(map(symbols.plain, shape)), element, device, like)
     return array, symbols.with_numbers(view, shape)
 
@@ -124,10 +121,7 @@ def check_backend(backend: str, backends: Iterable[str]) -> None:
 def views_of(
     given: Mapping[str, Any], needed: Iterable[str] = (), called: Mapping[str, str] | None = None
 ) -> dict[str, _core.Operand]:
-    """Views of the arrays that are not None, by name; those that are `needed` must not be.
-
-    Errors say what the caller knows them as (`called`), where that is something else.
-    """
+    """Views of the arrays that are not None, as `needed` ones must not be; errors have the names in `called`."""
     said = {**dict(zip(given, given, strict=True)), **(called or {})}
     for name in needed:
         if given[name] is None:

@@ -12,17 +12,8 @@ import numpy as np
 from ... import _core
 from ...arrays import operands
 from ...arrays.fp4 import SCALE_ELEMENTS, element_name
-from ...arrays.numerics import AnyArray, numpy_dtype, saturating_cast
-from ...arrays.operands import (
-    BYTE,
-    CPU,
-    check_apart,
-    check_devices,
-    check_writable,
-    refuse_jax_out,
-    result_dtype,
-    views_of,
-)
+from ...arrays.numerics import BYTE, AnyArray, numpy_dtype, saturating_cast
+from ...arrays.operands import CPU, check_apart, check_devices, check_writable, refuse_jax_out, result_dtype, views_of
 from ...checks import NUMBERS, shown
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.archs import SmArch
@@ -352,7 +343,7 @@ def _into(
                 f"{name} has elements of {element_name(view.dtype)}; expected {element_name(element)}"
             )
         check_writable(view, name)
-    check_apart(views, inputs, ())
+    check_apart(views, inputs)
     return {name: Result(view.shape, view.dtype, outs[name], view) for name, view in views.items()}
 
 

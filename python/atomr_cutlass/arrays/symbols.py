@@ -139,16 +139,18 @@ class Trace:
         return Number(self, self._put(("least", model, kernel, places, device)), value)
 
 
-def _operation(name: str) -> tuple[Callable[[Number, Any], Any], Callable[[Number, Any], Any]]:
-    """Both orders of an operation, which the trace computes."""
+def _operation(
+    name: str, result: Callable[[Trace, str, Any, Any], Any] = Trace.compute
+) -> tuple[Callable[[Number, Any], Any], Callable[[Number, Any], Any]]:
+    """Both orders of an operation, whose result the trace has."""
 
-    def computed(self: Number, other: Any) -> Any:
-        return self.trace.compute(name, self, other) if isinstance(other, (int, float)) else NotImplemented
+    def direct(self: Number, other: Any) -> Any:
+        return result(self.trace, name, self, other) if isinstance(other, (int, float)) else NotImplemented
 
     def reflected(self: Number, other: Any) -> Any:
-        return self.trace.compute(name, other, self) if isinstance(other, (int, float)) else NotImplemented
+        return result(self.trace, name, other, self) if isinstance(other, (int, float)) else NotImplemented
 
-    return computed, reflected
+    return direct, reflected
 
 
 def _exactly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -184,21 +186,11 @@ class Number:
     __floordiv__, __rfloordiv__ = _operation("//")
     __mod__, __rmod__ = _operation("%")
     __and__, __rand__ = _operation("&")
+    __lt__, __gt__ = _operation("<", Trace.decide)
+    __le__, __ge__ = _operation("<=", Trace.decide)
 
     def __neg__(self) -> Any:
         return self.trace.compute("-", 0, self)
-
-    def __lt__(self, other: Any) -> bool:
-        return self.trace.decide("<", self, other)
-
-    def __le__(self, other: Any) -> bool:
-        return self.trace.decide("<=", self, other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self.trace.decide("<", other, self)
-
-    def __ge__(self, other: Any) -> bool:
-        return self.trace.decide("<=", other, self)
 
     def __eq__(self, other: object) -> bool:
         return self.trace.decide("==", self, other) if isinstance(other, (int, float)) else NotImplemented

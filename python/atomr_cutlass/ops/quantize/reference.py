@@ -350,11 +350,6 @@ def unswizzle_scales(flat: AnyArray, rows: int, columns: int) -> AnyArray:
     return padded[..., :rows, :columns]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Parts
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def second_level(global_scale: float) -> float:
     """A second-level scale in float32; refuses what is no positive number there."""
     with np.errstate(over="ignore", under="ignore"):

@@ -77,9 +77,10 @@ GENERATOR_LAYER = {module: depth for depth, modules in enumerate(GENERATOR_LAYER
 # Within the folder `jit`, whose modules take only this from below it:
 JIT_LAYERS = (
     ("__init__", "locks", "progress"),
-    ("files", "frames", "worker"),
-    ("failures", "record", "toolchain", "turns", "validations"),
-    ("compiler", "store"),
+    ("files", "worker"),
+    ("outcomes", "record", "toolchain"),
+    ("compiler",),
+    ("store",),
     ("kernels",),
 )
 JIT_LAYER = {module: depth for depth, modules in enumerate(JIT_LAYERS) for module in modules}

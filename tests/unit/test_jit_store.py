@@ -27,11 +27,11 @@ import pytest
 import store_process
 from atomr_cutlass.errors import CacheError, CompileError, DeviceUnavailableError, InvalidOperandError
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.jit import frames, kernels, locks
+from atomr_cutlass.jit import kernels, locks
 from atomr_cutlass.jit import store as store_module
 from atomr_cutlass.jit.compiler import Images, Unit
-from atomr_cutlass.jit.failures import FAILURE_SECONDS
 from atomr_cutlass.jit.files import FOLDER_VARIABLE, SUBFOLDERS, remove
+from atomr_cutlass.jit.outcomes import FAILURE_SECONDS
 from atomr_cutlass.jit.store import KernelStore
 from atomr_cutlass.jit.toolchain import Toolchain
 from store_process import digest, failing, kernel, maker
@@ -657,7 +657,7 @@ def _flipped(position: float) -> Callable[[bytes], bytes]:
 _DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda _: b"",
     "one byte": lambda data: data[:1],
-    "magic only": lambda data: data[: len(frames._MAGIC)],
+    "magic only": lambda data: data[: len(store_module._MAGIC)],
     "header only": lambda data: data[:60],
     "half": lambda data: data[: len(data) // 2],
     "a byte short": lambda data: data[:-1],
@@ -667,10 +667,10 @@ _DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "text": lambda _: b"foreign\n",
     "cubin": lambda _: b"\x7fELF" + bytes(1000),
     "another version": lambda data: data.replace(b"kernel 1", b"kernel 2"),
-    "sealed nonsense": lambda _: _sealed(frames._MAGIC + b"\xff\xff\xff\xff"),
-    "sealed magic": lambda _: _sealed(frames._MAGIC),
-    "sealed depth": lambda _: _sealed(frames._MAGIC + (100_000).to_bytes(4, "little") + b"[" * 100_000),
-    "sealed list": lambda _: _sealed(frames._MAGIC + b"\2\0\0\0[]"),
+    "sealed nonsense": lambda _: _sealed(store_module._MAGIC + b"\xff\xff\xff\xff"),
+    "sealed magic": lambda _: _sealed(store_module._MAGIC),
+    "sealed depth": lambda _: _sealed(store_module._MAGIC + (100_000).to_bytes(4, "little") + b"[" * 100_000),
+    "sealed list": lambda _: _sealed(store_module._MAGIC + b"\2\0\0\0[]"),
 } | {f"flipped at {at}": _flipped(at) for at in (0, 0.0001, 0.0003, 0.001, 0.002, 0.5, 0.9999, 1)}
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from atomr_cutlass import LibraryError
 from atomr_cutlass.generator import machine
-from atomr_cutlass.jit import compiler, locks, turns, worker
+from atomr_cutlass.jit import compiler, locks, worker
 from atomr_cutlass.jit.files import FOLDER_VARIABLE
 from atomr_cutlass.jit.locks import Lock
 from jit_unit import TOOLS, UNIT
@@ -156,7 +156,7 @@ def turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Lock]:
     monkeypatch.setattr(machine, "cpus", lambda _=None: 1)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(compiler, "toolchain", lambda: TOOLS)
-    held = turns.wait(lambda: None)
+    held = compiler.wait_for_turn(lambda: None)
     assert held is not None
     yield held
     held.unlock()
@@ -173,7 +173,7 @@ def use(monkeypatch: pytest.MonkeyPatch, log: Path, text: str) -> None:
 @pytest.mark.usefixtures("turn")
 def test_turns_that_do_not_end_are_waited_for_no_longer_than_a_lock(monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
     use(monkeypatch, log, compiling(log, 0))
-    monkeypatch.setattr(turns, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(compiler, "LOCK_SECONDS", 0.2)
     with pytest.warns(RuntimeWarning, match="beside all other compilers: 1 of them do not end"):
         UNIT.compile()
     assert len(lines(log)) == 4
@@ -181,7 +181,7 @@ def test_turns_that_do_not_end_are_waited_for_no_longer_than_a_lock(monkeypatch:
 
 def test_a_long_queue_is_waited_for(monkeypatch: pytest.MonkeyPatch, turn: Lock) -> None:
     """Turns of others, each shorter than a lock is waited for, and together longer."""
-    monkeypatch.setattr(turns, "LOCK_SECONDS", 1.0)
+    monkeypatch.setattr(compiler, "LOCK_SECONDS", 1.0)
     path = turn.path
 
     def queue() -> None:
@@ -193,7 +193,7 @@ def test_a_long_queue_is_waited_for(monkeypatch: pytest.MonkeyPatch, turn: Lock)
     with ThreadPoolExecutor(1) as pool:
         ahead = pool.submit(queue)
         begin = time.monotonic()
-        mine = turns.wait(lambda: None)
+        mine = compiler.wait_for_turn(lambda: None)
         assert time.monotonic() - begin > 2
         ahead.result()
     assert mine is not None
@@ -250,12 +250,12 @@ def test_inside_another_program_turns_are_taken_too(monkeypatch: pytest.MonkeyPa
 def test_a_process_that_waits_for_its_turn_in_the_background_ends_at_once(tmp_path: Path) -> None:
     code = (
         "import sys, time; sys.path[:0] = sys.argv[1:]; import jit_unit as t\n"
-        "from atomr_cutlass.generator import machine; from atomr_cutlass.jit import compiler, kernels, turns\n"
+        "from atomr_cutlass.generator import machine; from atomr_cutlass.jit import compiler, kernels\n"
         "from fake_table import A100\n"
         "machine.cpus = lambda _=None: 1\n"
         "compiler.toolchain = kernels.toolchain = lambda: t.TOOLS\n"
-        "waits, real = [], turns._take\n"
-        "turns._take = lambda limit: waits.append(1) or real(limit)\n"
+        "waits, real = [], compiler._take_turn\n"
+        "compiler._take_turn = lambda limit: waits.append(1) or real(limit)\n"
         "kernels.in_background(t.KEY, A100, lambda: None)\n"
         "while not waits: time.sleep(0.01)\n"
         "print('ends')"

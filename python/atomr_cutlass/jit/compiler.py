@@ -1,4 +1,9 @@
-"""KernelKey -> compiled kernel, by NVRTC alone: no nvcc, no host compiler."""
+"""KernelKey -> compiled kernel, by NVRTC alone: no nvcc, no host compiler.
+
+Compilers take turns: of all processes of a user, no more of them run at once than CPUs and free memory allow. A turn is
+a lock, locks/HOST-compiler-N in the cache's folder. The compiler's process inherits it, so it ends however that process
+ends, and not before: a compiler whose caller was killed still takes its memory.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +18,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import CompileError, LibraryError
+from ..errors import CacheError, CompileError, LibraryError
+from ..generator import machine
 from ..generator.key import KernelKey
 from ..generator.render import render
-from . import locks, turns, worker
+from . import locks, worker
+from .files import default_folder, failing, prepare, temporary_folder
 from .toolchain import Toolchain, toolchain
-from .turns import COMPILE_SECONDS
 
 OPTIONS = (
     "-std=c++17",
@@ -37,8 +44,25 @@ OPTIONS = (
 )
 COMPANION = "-DATOMR_CUTLASS_EVALUATE"
 
+COMPILE_BYTES = 2 << 30
+"""Memory of one compiler process: sm90 kernels take 1.9 GB, their companions and kernels of sm80 half of it or less."""
+
+COMPILE_SECONDS = 900.0
+"""For one compiler process: many times what it takes on a busy machine."""
+
+LOCK_SECONDS = 2 * COMPILE_SECONDS + 60.0
+"""For the process that compiles a kernel, which may run its two compilers one after the other. Longer than they may
+take, so that who waits gets their kernel or their error; only for one that was stopped is it ever this long."""
+
+_PAUSE_SECONDS = 0.1
 _WORKER = Path(worker.__file__)
 _SIZES = struct.Struct("<QQ")
+_HUGE_PAGES = "glibc.malloc.hugetlb=1"
+"""A compilation touches 1.7 GB in small pieces. In pages of 4 KiB their faults took up to half of its time; glibc
+before 2.35 and other C libraries ignore it."""
+
+_running: set[subprocess.Popen[bytes]] = set()
+_stopped = threading.Event()
 
 
 @dataclass(frozen=True)
@@ -54,7 +78,7 @@ class Images:
         return hashlib.sha256(self.pack()).hexdigest()
 
     def pack(self) -> bytes:
-        """One string of bytes."""
+        """One string of bytes, for `unpack`."""
         return _SIZES.pack(len(self.kernel), len(self.companion)) + self.kernel + self.companion
 
     @classmethod
@@ -71,13 +95,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Unit:
-    """A kernel's source with everything else that decides what it compiles into.
-
-    Attributes:
-        name: the kernel's.
-        source: the source text.
-        target: NVRTC's name of it: `sm_90a` for machine code, `compute_80` for PTX.
-    """
+    """A kernel's source with its name and target: `sm_90a` for machine code, `compute_80` for PTX."""
 
     name: str
     source: str
@@ -90,20 +108,14 @@ class Unit:
         return cls(name, source, target)
 
     def digest(self, tools: Toolchain) -> bytes:
-        """The kernel's key in the disk cache: no path, no time, no machine is part of it.
-
-        Source, options, exact arch, NVRTC's build and the contents of CUTLASS's headers and ours.
-        """
+        """The kernel's key in the disk cache: no path, no time, no machine is part of it."""
         parts = [self.source, self.target, *OPTIONS, COMPANION, tools.build, *tools.headers.values()]
         return hashlib.sha256("\0".join(parts).encode()).digest()
 
     def compile(self) -> Images:
         """Compiles the kernel and its companion side by side, each in a process of its own.
 
-        Raises:
-            CompileError: the source does not compile; carries log, source and options.
-            LibraryError: the compiler crashed, was killed, did not end, or had no room for its result.
-            DeviceUnavailableError: NVRTC or CUDA's headers are missing.
+        CompileError is the source's fault, LibraryError that of a compiler that crashed or had no time or room.
         """
         tools = toolchain()
         options = [f"--gpu-architecture={self.target}", *OPTIONS, *(f"-I{folder}" for folder in tools.include)]
@@ -147,7 +159,15 @@ def _compiled(requests: list[dict[str, Any]]) -> list[tuple[bytes | None, str]]:
     """Compiles the requests; for each, the result of `worker.compile_source`."""
     if not sys.executable or getattr(sys, "frozen", False):
         # Inside another program, what would be started is that program, not Python.
-        return [_compiled_here(request) for request in requests]
+        made = []
+        for request in requests:
+            turn = wait_for_turn(_refuse_if_stopped)
+            try:
+                made.append(worker.compile_source(**request))
+            finally:
+                if turn is not None:
+                    turn.unlock()
+        return made
     with contextlib.ExitStack() as started:
         with _writing_to_temporary_files():
             name = started.enter_context(tempfile.TemporaryDirectory(prefix="atomr-cutlass-"))
@@ -160,20 +180,65 @@ def _compiled(requests: list[dict[str, Any]]) -> list[tuple[bytes | None, str]]:
                 half.check()
 
         for number, request in enumerate(requests):
-            turn = turns.wait(check)
-            half = _Half(Path(name) / str(number), request, turn)
+            half = _Half(Path(name) / str(number), request, wait_for_turn(check))
             started.callback(half.stop)  # on any way out, an interrupt too
             halves.append(half)
         return [half.wait() for half in halves]
 
 
-def _compiled_here(request: dict[str, Any]) -> tuple[bytes | None, str]:
-    turn = turns.wait(_refuse_if_stopped)
-    try:
-        return worker.compile_source(**request)
-    finally:
+def wait_for_turn(check: Callable[[], None]) -> locks.Lock | None:
+    """The next turn, a lock; waits for it, and meanwhile calls `check`, which may raise.
+
+    One is always to be had, however little memory there is. None, with a warning, where all are held by processes that
+    do not end, stopped ones say, or where locks cannot be had.
+    """
+    seen: object = None
+    deadline = 0.0
+    while True:
+        # Each time anew: what compiles takes memory, and gives it back.
+        limit = machine.jobs(COMPILE_BYTES)
+        paths, turn = _take_turn(limit)
         if turn is not None:
-            turn.unlock()
+            return turn
+        held = [_taken(path) for path in paths]
+        if held != seen:  # somebody else's turn has come
+            seen, deadline = held, time.monotonic() + LOCK_SECONDS
+        if not paths or time.monotonic() >= deadline:
+            reason = f"{limit} of them do not end" if paths else "no lock can be had for counting them"
+            warnings.warn(f"compiling beside all other compilers: {reason}", RuntimeWarning, stacklevel=2)
+            return None
+        check()
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _take_turn(limit: int) -> tuple[list[Path], locks.Lock | None]:
+    """The files of the turns, none where locks cannot be had; and one of them, if it is free."""
+    # In the cache, else, where that is read-only or unsafe, among the temporary files.
+    for find in (default_folder, temporary_folder):
+        try:
+            folder = find()
+            # Of a folder that several machines share, each counts its own.
+            paths = [folder / "locks" / f"{os.uname().nodename}-compiler-{number}" for number in range(limit)]
+            prepare(folder)
+            with failing(folder, "locked"):
+                for path in paths:
+                    turn = locks.try_lock(path)
+                    if turn is not None:
+                        os.utime(turn.descriptor)
+                        return paths, turn
+        except (CacheError, FileNotFoundError):
+            continue
+        return paths, None
+    return [], None
+
+
+def _taken(path: Path) -> object:
+    """A value that changes whenever a turn is taken."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def _refuse_if_stopped() -> None:
@@ -194,19 +259,10 @@ def _writing_to_temporary_files() -> Iterator[None]:
         ) from error
 
 
-_HUGE_PAGES = "glibc.malloc.hugetlb=1"
-"""A compilation touches 1.7 GB in small pieces. In pages of 4 KiB their faults took up to half of its time; glibc
-before 2.35 and other C libraries ignore it."""
-
-
 def _environment() -> dict[str, str]:
     """The environment of a worker: this process's, with huge pages, unless the user's tunables say otherwise."""
     tunables = [_HUGE_PAGES, *filter(None, [os.environ.get("GLIBC_TUNABLES")])]
     return {**os.environ, "GLIBC_TUNABLES": ":".join(tunables)}  # the last of two that contradict counts
-
-
-_running: set[subprocess.Popen[bytes]] = set()
-_stopped = threading.Event()
 
 
 class _Half:
@@ -242,10 +298,10 @@ class _Half:
         self._deadline = time.monotonic() + COMPILE_SECONDS
 
     def wait(self) -> tuple[bytes | None, str]:
-        try:
-            status = self._process.wait(max(0.0, self._deadline - time.monotonic()))
-        except subprocess.TimeoutExpired as error:
-            raise _too_slow() from error
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, self._deadline - time.monotonic()))
+        self.check()
+        status = self._process.returncode
         said = self._said.read_text(encoding="utf-8", errors="replace").strip()
         if status == worker.CANNOT_WRITE:
             free = shutil.disk_usage(self._folder).free
@@ -264,9 +320,8 @@ class _Half:
             raise LibraryError("nvrtc", f"the compiler's process ended well, but {error}") from error
 
     def check(self) -> None:
-        """Raises the error that `wait` raises for a compiler that does not end."""
-        if time.monotonic() > self._deadline and self._process.poll() is None:
-            raise _too_slow()
+        if time.monotonic() >= self._deadline and self._process.poll() is None:
+            raise LibraryError("nvrtc", f"the compiler did not end within {COMPILE_SECONDS:.0f} s")
 
     def stop(self) -> None:
         self._process.kill()
@@ -275,7 +330,3 @@ class _Half:
         if self._turn is not None:
             with contextlib.suppress(OSError):  # it is in nobody's way
                 locks.remove(self._turn.path)
-
-
-def _too_slow() -> LibraryError:
-    return LibraryError("nvrtc", f"the compiler did not end within {COMPILE_SECONDS:.0f} s")

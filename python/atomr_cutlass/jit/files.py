@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import stat
@@ -11,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from ..errors import CacheError
 
@@ -20,12 +18,7 @@ SUBFOLDERS = ("entries", "tmp", "locks", "failures", "validations", "quarantine"
 
 
 def default_folder() -> Path:
-    """ATOMR_CUTLASS_CACHE_DIR, else the platform's cache folder.
-
-    Raises:
-        CacheError: the variable speaks of the home of a user that there is not, or there is neither a home nor a folder
-            for temporary files.
-    """
+    """ATOMR_CUTLASS_CACHE_DIR, else the platform's cache folder; CacheError where neither says one."""
     named = os.environ.get(FOLDER_VARIABLE)
     if named:
         try:
@@ -52,11 +45,7 @@ def temporary_folder() -> Path:
 
 
 def is_there(folder: Path) -> bool:
-    """Whether there is a folder, which may be a link to one.
-
-    Raises:
-        CacheError: it is unsafe, or cannot be looked at.
-    """
+    """Whether there is a folder, which may be a link to one; CacheError if it is unsafe or cannot be looked at."""
     with failing(folder, "read"):
         try:
             status = folder.stat()
@@ -67,11 +56,7 @@ def is_there(folder: Path) -> bool:
 
 
 def prepare(folder: Path) -> None:
-    """Makes the folder and those in it where they are missing.
-
-    Raises:
-        CacheError: one of them cannot be made, or is unsafe; the latter ones may not be links.
-    """
+    """Makes the folder and those in it, which may not be links, where they are missing; CacheError if one is unsafe."""
     with failing(folder, "written"):
         # Each time, for caches get deleted under running programs.
         if not is_there(folder):
@@ -144,11 +129,7 @@ def inside(folder: Path) -> list[Path]:
 
 
 def read_quietly(path: Path, most: int = -1) -> bytes:
-    """The file, which is not to look used because it was listed or checked; at most so many bytes of its beginning.
-
-    Raises:
-        OSError: it cannot be read, or is a link.
-    """
+    """The file, or so many bytes of its beginning, without making it look used; OSError if it is a link."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags | getattr(os, "O_NOATIME", 0))
@@ -157,23 +138,6 @@ def read_quietly(path: Path, most: int = -1) -> bytes:
         descriptor = os.open(path, flags)
     with os.fdopen(descriptor, "rb") as file:
         return file.read(most)
-
-
-def read_record(path: Path, most: int = -1) -> dict[str, Any]:
-    """The JSON object in a file, which is to be as `read_quietly` and `is_safe` say.
-
-    Raises:
-        OSError, ValueError: there is none.
-    """
-    if not is_safe(path):
-        raise FileNotFoundError(path)
-    try:
-        record = json.loads(read_quietly(path, most))
-    except RecursionError as error:
-        raise ValueError(f"{path} is nested too deeply") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"{path} is no object")  # noqa: TRY004 - its content is
-    return record
 
 
 def touch(path: Path, status: os.stat_result) -> None:
@@ -186,10 +150,7 @@ def touch(path: Path, status: os.stat_result) -> None:
 def write(path: Path, content: bytes, temporary: Path, *, mode: int = 0o600) -> None:
     """Writes a file of which readers see all or nothing, by way of a temporary folder of the same file system.
 
-    A link is replaced, not followed.
-
-    Raises:
-        OSError: it cannot be written; then nothing is left of it.
+    A link is replaced, not followed. Nothing is left of what cannot be written.
     """
     descriptor, name = tempfile.mkstemp(dir=temporary)
     try:
@@ -203,11 +164,7 @@ def write(path: Path, content: bytes, temporary: Path, *, mode: int = 0o600) -> 
 
 
 def remove(path: Path) -> None:
-    """Removes a file, a link or a folder with what is in it; somebody else may have done so already.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
+    """Removes a file, a link or a folder with what is in it; somebody else may have done so already."""
     with contextlib.suppress(FileNotFoundError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -2,7 +2,7 @@
 
 What lies in its folder (ATOMR_CUTLASS_CACHE_DIR, else the platform's cache folder):
 
-    entries/         kernels, each in a frame with a checksum
+    entries/         kernels, each in a frame: magic, length of the header, header (JSON), kernel, SHA-256 of all that
     tmp/             kernels that are being written
     locks/           a file for each kernel that is being compiled
     failures/        sources that lately did not compile (NAME.cu), with the compiler's log (NAME)
@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import stat
+import struct
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,12 +28,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CacheError, CompileError, InvalidOperandError
-from . import files, frames, locks
-from .failures import Failures
-from .turns import LOCK_SECONDS
+from . import files, locks
+from .compiler import LOCK_SECONDS
+from .outcomes import Failures
 
 # A kernel is 50 KB to 2 MB.
 MAX_BYTES = 1 << 30
+
+_MAGIC = b"atomr_cutlass kernel 1\n"
+_LENGTH = struct.Struct("<I")
+_CHECKSUM_BYTES = hashlib.sha256().digest_size
 
 _QUARANTINED = 16
 _STALE_SECONDS = 3600.0  # of temporary files
@@ -41,15 +47,23 @@ Track = Callable[[list[Path]], Iterable[Path]]
 """Shows the progress of a loop: its iterable -> the same items."""
 
 
-@dataclass(frozen=True)
-class Entry(frames.Header):
-    """A kernel in the cache.
+class DamagedError(Exception):
+    """A file is no entry, or no longer one; says why."""
 
-    Attributes:
-        read: when it was read last; the entry that has not been read for longest is evicted first.
-        size: bytes on disk.
-        path: where it lies.
-    """
+
+@dataclass(frozen=True)
+class Header:
+    """The description of a kernel in its frame: its key in hexadecimal digits, what `obtain` was told, times in s."""
+
+    digest: str
+    info: dict[str, str | float | int]
+    seconds: float
+    made: float
+
+
+@dataclass(frozen=True)
+class Entry(Header):
+    """A kernel in the cache; `read` is when it was read last, `size` its bytes on disk."""
 
     read: float
     size: int
@@ -84,22 +98,10 @@ class Pruning:
 
 
 class KernelStore:
-    """Compiled kernels on disk, shared by the threads and processes of one user.
-
-    Nothing is created or touched before the first use. Safe to use from several threads, and after a fork.
-    """
+    """Compiled kernels on disk, shared by threads and processes of one user; nothing is touched before first use."""
 
     def __init__(self, folder: Path | None = None, *, max_bytes: int = MAX_BYTES) -> None:
-        """Chooses the folder.
-
-        Args:
-            folder: where to keep the kernels; None: ATOMR_CUTLASS_CACHE_DIR, else the platform's cache folder.
-            max_bytes: the entries that have not been read for longest go when there is more than this. Writers that
-                run side by side may exceed it for a moment.
-
-        Raises:
-            InvalidOperandError: `max_bytes` is not positive.
-        """
+        """Chooses the folder, and how much it keeps; writers that run side by side may exceed that for a moment."""
         if max_bytes <= 0:
             raise InvalidOperandError(f"max_bytes is {max_bytes}; expected a positive number of bytes")
         self.folder = (folder or files.default_folder()).absolute()
@@ -123,32 +125,25 @@ class KernelStore:
         """The kernel of this key, which is made if the cache lacks it.
 
         Of all the threads and processes that want one key, one makes it and the others wait for it. Want of a cache
-        (read-only, full, unsafe) is no error: `make` is called and its result is returned.
+        (read-only, full, unsafe) is no error: `make` is called and its result is returned, with "disk" or "compiled".
 
-        Args:
-            digest: the key.
-            make: compiles the kernel.
-            info: what listings show of the entry: name, target, ...
-            fingerprint: on what besides the key it depends whether `make` raises CompileError, such as where headers
-                are looked for. An error that was raised under others is not raised again.
-
-        Returns:
-            The kernel, and "disk" or "compiled".
-
-        Raises:
-            CompileError: `make` raised it, now or within the last ten minutes; in that case with the attributes (the
-                log, the source) that it had then. `source_path` names a copy of the source, if one could be left.
+        A CompileError of `make` is raised for ten minutes, with the attributes that it had, while `fingerprint` is the
+        same: on what besides the key it depends, such as where headers are looked for. `info` is what listings show.
         """
         kernel = self.get(digest)
         if kernel is not None:
             return kernel, "disk"
-        with self._alone(digest):
+        with contextlib.ExitStack() as alone:
+            # Keeps other threads and processes from making the same kernel, where that can be.
+            with self._optional(), files.failing(self.folder, "locked"):
+                files.prepare(self.folder)
+                alone.enter_context(locks.hold(self.folder / "locks" / _name(digest), LOCK_SECONDS))
             kernel = self.get(digest)
             if kernel is not None:
                 return kernel, "disk"
-            failure = self._remembered(digest, fingerprint)
-            if failure is not None:
-                raise failure
+            with contextlib.suppress(CacheError):
+                if files.is_there(self.folder):
+                    self._failures.check(digest, fingerprint)
             start = time.perf_counter()
             try:
                 kernel = make()
@@ -161,24 +156,16 @@ class KernelStore:
         return kernel, "compiled"
 
     def entries(self) -> list[Entry]:
-        """Every entry whose header can be read, in the order of their names. Checksums are `verify`'s business.
-
-        Raises:
-            CacheError: the folder is unsafe or cannot be read.
-        """
+        """Every entry whose header can be read, in the order of their names. Checksums are `verify`'s business."""
         found = []
         for path in self._paths():
             # It may be evicted meanwhile, and what is no entry is not listed.
-            with contextlib.suppress(OSError, frames.DamagedError):
+            with contextlib.suppress(OSError, DamagedError):
                 found.append(_entry(path))
         return sorted(found, key=lambda entry: (str(entry.info.get("name", "")), entry.digest))
 
     def verify(self, track: Track = iter) -> Verification:
-        """Reads every entry whole, as `track` shows; moves those that are damaged or unsafe to the quarantine.
-
-        Raises:
-            CacheError: the folder is unsafe or cannot be read.
-        """
+        """Reads every entry whole, as `track` shows; moves those that are damaged or unsafe to the quarantine."""
         checked, damaged = 0, []
         for path in track(self._paths()):
             # It may be evicted meanwhile.
@@ -196,15 +183,7 @@ class KernelStore:
         """Removes entries, those that have not been read for longest first, and whatever is of no use any more.
 
         That is: what is in quarantine, failures that are remembered no more, locks that nobody holds, and what writers
-        left that died. Safe while others use the cache.
-
-        Args:
-            max_bytes: how much may stay; None: the store's own limit.
-            older_than: entries that have not been read for this many seconds go.
-            everything: every entry goes, and every remembered failure and validation.
-
-        Raises:
-            CacheError: the folder is unsafe or cannot be read or written.
+        left that died. Safe while others use the cache. Entries not read for `older_than` seconds go in any case.
         """
         if not files.is_there(self.folder):
             return Pruning(0, 0, 0, 0)
@@ -236,18 +215,18 @@ class KernelStore:
             except FileNotFoundError:
                 return None
         try:
-            return frames.unpack(frame, digest)
-        except frames.DamagedError:
+            return _unpack(frame, digest)
+        except DamagedError:
             self._quarantine(path, status)
             return None
 
     def _publish(self, digest: bytes, kernel: bytes, info: Mapping[str, str | float | int], seconds: float) -> None:
-        header = frames.Header(digest.hex(), dict(info), seconds=round(seconds, 3), made=time.time())
+        header = Header(digest.hex(), dict(info), seconds=round(seconds, 3), made=time.time())
         path = self._path(digest)
         with self._optional(), files.failing(self.folder, "written"):
             files.prepare(self.folder)
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            files.write(path, frames.pack(header, kernel), self.folder / "tmp")
+            files.write(path, _pack(header, kernel), self.folder / "tmp")
             with contextlib.suppress(FileNotFoundError):
                 files.touch(path, path.lstat())
             self._evict(self.max_bytes)
@@ -318,21 +297,6 @@ class KernelStore:
                 if abs(time.time() - path.lstat().st_mtime) > _STALE_SECONDS:
                     files.remove(path)
 
-    def _remembered(self, digest: bytes, fingerprint: str) -> CompileError | None:
-        try:
-            return self._failures.recall(digest, fingerprint) if files.is_there(self.folder) else None
-        except CacheError:
-            return None
-
-    @contextlib.contextmanager
-    def _alone(self, digest: bytes) -> Iterator[None]:
-        """Keeps other threads and processes from making the same kernel, where that can be."""
-        with contextlib.ExitStack() as stack:
-            with self._optional(), files.failing(self.folder, "locked"):
-                files.prepare(self.folder)
-                stack.enter_context(locks.hold(self.folder / "locks" / _name(digest), LOCK_SECONDS))
-            yield
-
     @contextlib.contextmanager
     def _optional(self) -> Iterator[None]:
         """A block that needs the cache; where it cannot be used, warns and goes on behind the block."""
@@ -356,20 +320,52 @@ def _entry(path: Path) -> Entry:
     status = path.lstat()
     reason = files.objection(status)
     if reason:
-        raise frames.DamagedError(reason)
+        raise DamagedError(reason)
     # Several times what a key with its names takes.
-    header = frames.peek(files.read_quietly(path, 64 << 10))
+    header, _ = _header(files.read_quietly(path, 64 << 10))
     return Entry(**vars(header), read=status.st_atime, size=status.st_size, path=path)
 
 
 def _damage(path: Path) -> str:
     """Describes the damage to an entry; empty if there is none."""
     try:
-        frames.unpack(files.read_quietly(path))
-    except frames.DamagedError as error:
+        _unpack(files.read_quietly(path))
+    except DamagedError as error:
         return str(error)
     except FileNotFoundError:
         raise
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     return ""
+
+
+def _pack(header: Header, kernel: bytes) -> bytes:
+    text = json.dumps(vars(header)).encode()
+    content = b"".join((_MAGIC, _LENGTH.pack(len(text)), text, kernel))
+    return content + hashlib.sha256(content).digest()
+
+
+def _unpack(frame: bytes, digest: bytes | None = None) -> bytes:
+    """The kernel in a frame; given a key, of that key only. DamagedError for what is not as it was written."""
+    view = memoryview(frame)
+    # First, so that what is read from here on is what was written.
+    if frame.startswith(_MAGIC) and hashlib.sha256(view[:-_CHECKSUM_BYTES]).digest() != view[-_CHECKSUM_BYTES:]:
+        raise DamagedError("does not match its checksum")
+    header, start = _header(frame)
+    if digest is not None and header.digest != digest.hex():
+        raise DamagedError("is the entry of another key")
+    return bytes(view[start:-_CHECKSUM_BYTES])
+
+
+def _header(frame: bytes) -> tuple[Header, int]:
+    """The header of a frame of which this is the beginning at least, unchecked, and where the kernel begins."""
+    if not frame.startswith(_MAGIC):
+        raise DamagedError("is no entry of this version of the cache")
+    start = len(_MAGIC) + _LENGTH.size
+    try:
+        end = start + _LENGTH.unpack_from(frame, len(_MAGIC))[0]
+        said = json.loads(frame[start:end])
+        header = Header(str(said["digest"]), dict(said["info"]), float(said["seconds"]), float(said["made"]))
+    except (struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamagedError("has a header that cannot be read") from error
+    return header, end

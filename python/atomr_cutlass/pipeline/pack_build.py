@@ -34,9 +34,8 @@ from ..generator.render import render
 from ..generator.seal import seal
 from ..jit import kernels
 from ..jit import toolchain as jit_toolchain
-from ..jit.compiler import Images
+from ..jit.compiler import COMPILE_SECONDS, Images
 from ..jit.toolchain import Toolchain, toolchain
-from ..jit.turns import COMPILE_SECONDS
 from .pack import LAYOUT, Cubin, Pack, encode
 from .verification import identity, verification
 

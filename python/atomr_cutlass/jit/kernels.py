@@ -58,21 +58,11 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def policy(requested: str | None = None) -> str:
-    """The policy for kernels that the table lacks: `auto`, `background` or `off`.
-
-    Args:
-        requested: of this call; None leaves it to ATOMR_CUTLASS_JIT, and without that to `auto`.
-
-    Raises:
-        InvalidOperandError: an unknown policy.
-    """
-    said = os.environ.get(POLICY_VARIABLE) or "auto"
-    chosen = requested or said
-    if chosen not in (POLICIES if requested else (*POLICIES, WARN)):
-        where = "jit" if requested else POLICY_VARIABLE
-        raise InvalidOperandError(
-            f"{where} is {chosen!r}; valid: {', '.join(POLICIES)}" + ("" if requested else f", {WARN}")
-        )
+    """The policy for kernels that the table lacks: that of a call, else ATOMR_CUTLASS_JIT's, else `auto`."""
+    name, valid = ("jit", POLICIES) if requested else (POLICY_VARIABLE, (*POLICIES, WARN))
+    chosen = requested or os.environ.get(POLICY_VARIABLE) or "auto"
+    if chosen not in valid:
+        raise InvalidOperandError(f"{name} is {chosen!r}; valid: {', '.join(valid)}")
     return "auto" if chosen != "off" and frozen() else chosen
 
 
@@ -103,11 +93,7 @@ def frozen() -> str:
 
 
 def _refuse_if_frozen(key: KernelKey, doing: str) -> None:
-    """Says that a kernel is missing from a frozen process.
-
-    Raises:
-        KernelNotFoundError: the policy is `error`.
-    """
+    """Says that a kernel is missing from a frozen process: warns, or raises KernelNotFoundError."""
     how = frozen()
     if not how:
         return
@@ -139,10 +125,7 @@ def call_site() -> str:
 def target_for(key: KernelKey, device: Device) -> str:
     """The target to compile a key to for a device: machine code, or PTX where the device is of another generation.
 
-    Raises:
-        UnsupportedError: code for the key's arch does not run on the device, or only as PTX that its driver is too old
-            for.
-        DeviceUnavailableError: PTX is needed, and NVRTC or CUDA's headers are missing.
+    UnsupportedError where neither runs there; DeviceUnavailableError where PTX needs an NVRTC that is missing.
     """
     way = devices.rank_arch(key.arch, device, ptx=True)
     if way is None:
@@ -166,12 +149,6 @@ def kernel(key: KernelKey, device: Device) -> _core.JitKernel:
     """The kernel of a key, ready to be launched on a device. Compiles it if it has to, which takes seconds.
 
     Threads that ask for one kernel at once wait for one compilation.
-
-    Raises:
-        CompileError: the source does not compile.
-        DeviceUnavailableError: NVRTC or CUDA's headers are missing.
-        LibraryError: the driver refuses the code.
-        KernelNotFoundError: the process is frozen, and has not loaded the kernel yet.
     """
     target = target_for(key, device)
     identity = (key.name, target)
@@ -192,19 +169,13 @@ def kernel(key: KernelKey, device: Device) -> _core.JitKernel:
 
 
 def image_digest(key: KernelKey, device: Device) -> str:
-    """SHA-256, in hexadecimal digits, of the compiled code of a key; arguments and errors are those of `kernel`."""
+    """SHA-256, in hexadecimal digits, of the compiled code of a key."""
     kernel(key, device)
     return _images[key.name, target_for(key, device)]
 
 
 def load(key: KernelKey, target: str) -> tuple[Images, str]:
-    """The compiled code of a key, without a GPU, and where it comes from: `disk` or `compiled`.
-
-    Raises:
-        CompileError: the source does not compile.
-        UnsupportedError: it cannot compile with the installed version of CUTLASS.
-        DeviceUnavailableError: NVRTC or CUDA's headers are missing.
-    """
+    """The compiled code of a key, without a GPU, and where it comes from: `disk` or `compiled`."""
     from .compiler import Images, Unit
 
     tools = toolchain()
@@ -238,11 +209,7 @@ def _fingerprint(tools: Toolchain) -> str:
 
 
 def where(key: KernelKey, target: str) -> str | None:
-    """Where the compiled kernel of a key is by now: `memory`, `disk`, or None.
-
-    Raises:
-        DeviceUnavailableError: NVRTC or CUDA's headers are missing.
-    """
+    """Where the compiled kernel of a key is by now: `memory`, `disk`, or None."""
     from .compiler import Unit
 
     if (key.name, target) in _kernels:
@@ -345,10 +312,7 @@ atexit.register(_close)
 
 
 def record_miss(key: KernelKey) -> None:
-    """Notes in ATOMR_CUTLASS_MISS_LOG, if it is set, that the table lacks a key.
-
-    The file is one of keys, which a build takes as ATOMR_CUTLASS_KEYS.
-    """
+    """Notes in ATOMR_CUTLASS_MISS_LOG, a file of keys, if it is set, that the table lacks a key."""
     path = os.environ.get(MISS_LOG_VARIABLE)
     if not path or key.name in _missed:
         return
@@ -356,12 +320,9 @@ def record_miss(key: KernelKey) -> None:
         # Neither a link to somewhere else nor a pipe that nobody reads; O_APPEND, so that lines of several processes do
         # not mix.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
-        handle = os.open(path, flags, 0o644)
-        try:
-            os.write(handle, f"{line(key)}\n".encode())
+        with os.fdopen(os.open(path, flags, 0o644), "wb", buffering=0) as file:
+            file.write(f"{line(key)}\n".encode())
             _missed.add(key.name)
-        finally:
-            os.close(handle)
 
 
 @functools.cache

@@ -31,10 +31,7 @@ _owners: weakref.WeakKeyDictionary[Any, dict[str, Callable[[], Any]]] = weakref.
 
 
 def renewed(owner: Any, name: str, make: Callable[[], T]) -> T:
-    """Makes a lock, or what goes with one, that an object or module has under a name: a forked child has a new one.
-
-    The caller assigns it to that name.
-    """
+    """Makes a lock, or the like, that the caller assigns to a name of an object or module: forked, it is new."""
     _owners.setdefault(owner, {})[name] = make
     return make()
 
@@ -69,12 +66,7 @@ _forking = threading.RLock()
 
 
 class Lock(NamedTuple):
-    """A lock that is held.
-
-    Attributes:
-        path: its file, which is there only while somebody holds the lock.
-        descriptor: of the file; a process that inherits it holds the lock too.
-    """
+    """A lock that is held, and its file is there. A process that inherits the descriptor holds it too."""
 
     path: Path
     descriptor: int
@@ -109,11 +101,7 @@ class Lock(NamedTuple):
 
 @contextlib.contextmanager
 def hold(path: Path, patience: float) -> Iterator[None]:
-    """Holds a lock, for which it waits so many seconds at most.
-
-    Raises:
-        OSError: it cannot be had: no such folder, no locks on that file system, or (TimeoutError) no end of waiting.
-    """
+    """Holds a lock, for which it waits so many seconds at most; then TimeoutError, other errors are `try_lock`'s."""
     deadline = time.monotonic() + patience
     pause = 0.001
     while (lock := try_lock(path)) is None:
@@ -128,22 +116,14 @@ def hold(path: Path, patience: float) -> Iterator[None]:
 
 
 def remove(path: Path) -> None:
-    """Removes the file of a lock that nobody holds; leaves that of one that is held.
-
-    Raises:
-        OSError: see `try_lock`.
-    """
+    """Removes the file of a lock that nobody holds; leaves that of one that is held."""
     lock = try_lock(path)
     if lock is not None:
         lock.unlock()
 
 
 def try_lock(path: Path) -> Lock | None:
-    """Takes a lock at once, if nobody holds it.
-
-    Raises:
-        OSError: it cannot be had: no such folder, or no locks on that file system.
-    """
+    """Takes a lock at once, if nobody holds it; OSError for want of its folder, or of locks on that file system."""
     with _forking:
         lock = Lock(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         _descriptors.add(lock.descriptor)

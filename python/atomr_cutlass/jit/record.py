@@ -39,11 +39,7 @@ class Recording:
     """A file of keys in the making. Threads may note side by side, and processes may write to one file."""
 
     def __init__(self, path: Path) -> None:
-        """Begins a recording; the present content of the file stays in it.
-
-        Raises:
-            InvalidOperandError: the file is none of keys, or cannot be written.
-        """
+        """Begins a recording; the present content of the file stays in it."""
         self.path = path
         self._lock = renewed(self, "_lock", threading.Lock)
         self._known: set[tuple[KernelKey, str]] = set()
@@ -65,11 +61,7 @@ class Recording:
             self.flush()
 
     def flush(self) -> None:
-        """Merges the noted keys into the file, which others may have written meanwhile.
-
-        Raises:
-            InvalidOperandError: the file is none of keys, or cannot be written.
-        """
+        """Merges the noted keys into the file, which others may have written meanwhile."""
         from . import files  # tempfile, which it imports, is slow to import and needed by few
 
         with self._lock:

@@ -111,7 +111,10 @@ class KernelStore:
     def get(self, digest: bytes) -> bytes | None:
         """The kernel of this key, or None; an entry that is damaged or unsafe counts as absent."""
         with self._optional():
-            return self._read(digest)
+            if files.is_there(self.folder):
+                files.prepare(self.folder)
+                with files.failing(self.folder, "read"), contextlib.suppress(FileNotFoundError):
+                    return self._read(self._path(digest), digest)
         return None
 
     def obtain(
@@ -196,24 +199,16 @@ class KernelStore:
             self._tidy(everything=everything)
         return pruning
 
-    def _read(self, digest: bytes) -> bytes | None:
-        if not files.is_there(self.folder):
+    def _read(self, path: Path, digest: bytes) -> bytes | None:
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode):
+            # A link, a pipe, a folder: reading could end up elsewhere or never, and it is in the way.
+            self._quarantine(path, status)
             return None
-        files.prepare(self.folder)
-        path = self._path(digest)
-        with files.failing(self.folder, "read"):
-            try:
-                status = path.lstat()
-                if not stat.S_ISREG(status.st_mode):
-                    # A link, a pipe, a folder: reading could end up elsewhere or never, and it is in the way.
-                    self._quarantine(path, status)
-                    return None
-                if files.objection(status):
-                    return None
-                frame = files.read_quietly(path)
-                files.touch(path, status)
-            except FileNotFoundError:
-                return None
+        if files.objection(status):
+            return None
+        frame = files.read_quietly(path)
+        files.touch(path, status)
         try:
             return _unpack(frame, digest)
         except DamagedError:

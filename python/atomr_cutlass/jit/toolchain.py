@@ -33,12 +33,7 @@ TOO_NEW_CCCL = (3, 2)
 class Toolchain:
     """Where the compiler and its headers are, and what identifies them.
 
-    Attributes:
-        nvrtc: path of the library.
-        version: of NVRTC, such as (13, 0).
-        build: what NVRTC calls itself in the code it makes, down to its build number.
-        include: the folders that headers are looked for in, in order.
-        headers: digests of the headers of CUTLASS, of ours and of CUDA's.
+    `version` is NVRTC's, such as (13, 0); `build` its name of itself, down to its build number; `headers` has digests.
     """
 
     nvrtc: Path
@@ -56,11 +51,7 @@ class Toolchain:
 
 @functools.cache
 def toolchain() -> Toolchain:
-    """The toolchain of this process, found at the first call: of Python's wheels, conda, or an installed CUDA toolkit.
-
-    Raises:
-        DeviceUnavailableError: NVRTC or CUDA's headers are missing, or do not suit; names what brings them.
-    """
+    """The toolchain of this process, found at the first call: in Python's wheels, conda, or an installed toolkit."""
     library = _library()
     cccl, cudart = _cuda_headers(library)
     try:
@@ -96,21 +87,16 @@ def _library() -> Path:
     try:
         return Path(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
     except pathfinder.DynamicLibNotFoundError as error:
-        # A toolkit that the loader and CUDA_HOME do not know of.
-        for root in _toolkits():
+        import shutil  # loads bz2 and lzma, which importing the package need not
+
+        # A toolkit that the loader and CUDA_HOME do not know of: that of the nvcc on the PATH, else in usual folders.
+        nvcc = shutil.which("nvcc")
+        for root in (*([Path(nvcc).resolve().parents[1]] if nvcc else []), *DEFAULT_ROOTS):
             for pattern in ("lib64", "lib", "targets/*/lib"):
                 found = sorted(root.glob(f"{pattern}/libnvrtc.so.1[23]"))
                 if found:
                     return found[-1]
         raise missing("NVRTC") from error
-
-
-def _toolkits() -> list[Path]:
-    """Where toolkits are installed: that of the nvcc on the PATH, and installers' own folders."""
-    import shutil  # loads bz2 and lzma, which importing the package need not
-
-    nvcc = shutil.which("nvcc")
-    return [*([Path(nvcc).resolve().parents[1]] if nvcc else []), *DEFAULT_ROOTS]
 
 
 def _cuda_headers(library: Path) -> tuple[Path, Path]:
@@ -131,11 +117,7 @@ def _cuda_headers(library: Path) -> tuple[Path, Path]:
 
 
 def cutlass_includes() -> tuple[Path, ...]:
-    """The folders in which NVRTC finds CUTLASS's headers and ours; warns where kernels compile more slowly with them.
-
-    Raises:
-        DeviceUnavailableError: these are no headers of CUTLASS, or of a version that no kernel is written for.
-    """
+    """The folders in which NVRTC finds CUTLASS's headers and ours; warns where kernels compile more slowly by them."""
     try:
         found = headers.includes(CUTLASS, "nvrtc", ours=OURS)
     except headers.HeadersError as error:

@@ -45,11 +45,7 @@ class Nvrtc:
         return major.value, minor.value
 
     def compile(self, name: str, source: str, options: list[str], image: str) -> tuple[bytes | None, str]:
-        """The image (`cubin` or `ptx`), None when the source does not compile, and the compiler's log.
-
-        Raises:
-            RuntimeError: the compiler failed otherwise.
-        """
+        """The image (`cubin` or `ptx`), None when the source does not compile, and the compiler's log."""
         program = ctypes.c_void_p()
         self._call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
         try:
@@ -93,11 +89,7 @@ def answer(image: bytes | None, log: str) -> bytes:
 
 
 def parse(content: bytes) -> tuple[bytes | None, str]:
-    """The inverse of `answer`.
-
-    Raises:
-        ValueError: the content is not as it was made.
-    """
+    """The inverse of `answer`; ValueError for anything else."""
     line, _, body = content.partition(b"\n")
     try:
         head = json.loads(line)

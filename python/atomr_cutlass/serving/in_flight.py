@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from .. import _core
@@ -15,42 +16,26 @@ from ..pipeline.bindings import Binding, Weights
 _READS_KEPT = 64
 
 
+@dataclass(eq=False)
 class Work:
-    """The launched work of a message, or else its answer.
+    """The launched work of a message, done when its events are reached; `finish` makes the answer, or raises it.
 
-    The arrays that the work reads and writes stay alive with it until `result`.
-
-    Attributes:
-        stream: where it was launched; None where nothing is in flight.
+    What is kept, and what `finish` has, such as the arrays that the work uses, stays alive until `result`. `stream` is
+    where it was launched; None where nothing is in flight.
     """
 
-    def __init__(
-        self,
-        finish: Callable[[], Any],
-        stream: int | None = None,
-        events: tuple[_core.Event, ...] = (),
-        kept: object = None,
-    ) -> None:
-        """Holds work that is done when its events are reached; `finish` makes the answer, or raises it.
-
-        It uses what is kept, and what `finish` has.
-        """
-        self.stream = stream
-        self._finish: Callable[[], Any] | None = finish
-        self._events = events
-        self._kept = kept
+    finish: Callable[[], Any]
+    stream: int | None = None
+    events: tuple[_core.Event, ...] = ()
+    kept: object = None
 
     def result(self) -> Any:
-        """Waits for the work, lets go of its operands, and returns the answer, once.
-
-        Raises:
-            ContextPoisonedError: the context is lost.
-        """
-        finish, self._finish = self._finish, None
-        assert finish is not None  # noqa: S101 - each answer has one receiver
-        for event in self._events:
+        """Waits for the work, lets go of its operands, and returns the answer, once."""
+        finish = self.finish
+        del self.finish
+        for event in self.events:
             event.wait()
-        self._kept = None
+        self.kept = None
         return finish()
 
 
@@ -65,8 +50,7 @@ def launched(device: int, stream: int, launch: Callable[[], object]) -> _core.Ev
     except InvalidOperandError:  # raised before anything is launched
         raise
     except BaseException:
-        with contextlib.suppress(CutlassError):
-            _core.synchronize(device, stream)
+        _synchronize(device, stream)
         raise
 
 
@@ -75,13 +59,10 @@ class BoundOperand:
 
     A refit waits there for the launches before it, and the launches after it for the refit; launches overlap. Nobody on
     the host waits, but for values that come from host memory: they are copied when all work of the GPU is done.
-
-    Attributes:
-        operands: the views that launches get, by the operand's labels.
     """
 
     def __init__(self, binding: Binding, device: int) -> None:
-        """Nothing has been launched yet."""
+        """Nothing has been launched yet; launches get the views `operands`, by the operand's labels."""
         self.operands = binding.operands
         self._binding = binding
         self._device = device
@@ -102,11 +83,7 @@ class BoundOperand:
             return reached
 
     def refit(self, weights: tuple[Weights, ...]) -> tuple[_core.Event, ...]:
-        """Writes new values, each in the order of its own stream; the events are reached when they are there.
-
-        Raises:
-            InvalidOperandError: see `Binding.refit`.
-        """
+        """Writes new values, each in the order of its own stream; the events are reached when they are there."""
         streams = {values.stream for values in weights}
         with self._lock:
             for stream in streams:
@@ -119,8 +96,12 @@ class BoundOperand:
                 raise
             except BaseException:
                 for stream in streams:
-                    with contextlib.suppress(CutlassError):
-                        _core.synchronize(self._device, stream)
+                    _synchronize(self._device, stream)
                 raise
             self._reads = []
             return tuple(self._writes)
+
+
+def _synchronize(device: int, stream: int) -> None:
+    with contextlib.suppress(CutlassError):
+        _core.synchronize(device, stream)

@@ -41,10 +41,9 @@ class _Mailbox(pykka.ThreadingActor):
     actor_inbox: _Inbox
 
     def __init__(self, begin: Callable[[Any], Work], in_flight: int) -> None:
-        super().__init__()
         self._begin = begin
         self._answers = _Answers(in_flight)
-        self.actor_inbox.answers, self.actor_inbox.bound = self._answers, in_flight
+        super().__init__()
         _running.add(self.actor_ref)
 
     def on_start(self) -> None:
@@ -60,9 +59,8 @@ class _Mailbox(pykka.ThreadingActor):
         _own_threads.discard(threading.get_ident())
         _running.discard(self.actor_ref)
 
-    @staticmethod
-    def _create_actor_inbox() -> _Inbox:
-        return _Inbox()
+    def _create_actor_inbox(self) -> _Inbox:  # type: ignore[override] # a static method of Pykka's
+        return _Inbox(self._answers)
 
     @staticmethod
     def _create_future() -> Reply:
@@ -114,27 +112,20 @@ class _Unawaited:
 
 
 class _Inbox(queue.Queue[Any]):
-    """The messages that were sent and not yet received; has each answered when its work is done.
+    """The messages that were sent and not yet received; has each answered when its work is done."""
 
-    Attributes:
-        answers: where work goes.
-        bound: how many messages wait at most.
-    """
-
-    answers: _Answers
-    bound: int
-
-    def __init__(self) -> None:
+    def __init__(self, answers: _Answers) -> None:
         super().__init__()
+        self._answers = answers
         self._closed = False
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         """Takes a message, when there is room; once the mailbox has stopped, the answer is that error."""
         del block, timeout  # Pykka gives neither
-        item.reply_to = delivery = _Delivery(item, self.answers)
+        item.reply_to = delivery = _Delivery(item, self._answers)
         waits = isinstance(item.message, CutlassMsg) and not _must_go_on()
         with self.mutex:
-            while waits and not self._closed and self._qsize() >= self.bound:
+            while waits and not self._closed and self._qsize() >= self._answers.bound:
                 self.not_full.wait()
             if not self._closed:
                 self._put(item)
@@ -180,7 +171,7 @@ class _Answers:
     """Waits for work, in the order of each stream, in a thread for each stream that is in use."""
 
     def __init__(self, bound: int) -> None:
-        self._bound = bound
+        self.bound = bound
         self._slots = threading.Semaphore(bound)
         self._lock = threading.Lock()
         self._streams: dict[int, queue.SimpleQueue[tuple[Work, Reply | _Unawaited] | None]] = {}
@@ -204,7 +195,7 @@ class _Answers:
 
     def close(self) -> None:
         """Waits until everything is answered, and ends the threads."""
-        for _ in range(self._bound):
+        for _ in range(self.bound):
             self._slots.acquire()
         with self._lock:
             for waiting in self._streams.values():

@@ -69,15 +69,10 @@ class _Importing(Generic[T]):
 
     @property
     def imported(self) -> T:
-        """The imported arrays, in the form that `_import` made of them.
-
-        Raises:
-            InvalidOperandError, UnsupportedError: what is wrong with them.
-        """
+        """What `_import` made of the arrays; raises what is wrong with them."""
         if isinstance(self._kept, CutlassError):
             raise self._kept
-        kept: T = self._kept
-        return kept
+        return self._kept  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -85,15 +80,11 @@ class Launch:
     """A request's operands, checked against it.
 
     Attributes:
-        device: index of their GPU.
-        stream: where to launch.
-        named: whether the sender named it.
-        arrays: views that keep the arrays alive, by name (`a`, `x`, `scale_a`, ... and `out`; of lists `a[0]`, ...), in
-            the order of a plan's call; no `b` where the plan has one bound.
+        named: whether the sender named the stream.
+        arrays: views that keep the arrays alive, by label, in the order of a plan's call; not the operand that is
+            bound, where the message leaves it out.
         results: behind the last of them: the array that the sender gets, or None for JAX (see `operands.finished`), and
-            its memory, with dimensions as they lie in it.
-        layout: the order in which the sender names the results' dimensions.
-        listed: whether the sender gets a list.
+            its memory, with dimensions as they lie in it; the sender names them in the order of `layout`.
     """
 
     device: int
@@ -101,8 +92,8 @@ class Launch:
     named: bool
     arrays: dict[str, _core.Operand]
     results: tuple[tuple[Any, _core.Operand], ...]
-    layout: str = "nhwc"
-    listed: bool = False
+    layout: str
+    listed: bool
 
     @property
     def empty(self) -> bool:

@@ -88,7 +88,7 @@ def test_a_kernel_that_another_version_cannot_compile_is_refused_by_name(
     assert not (tmp_path / "emitted").exists()
     assert emit.emit(chosen, tmp_path / "emitted", cutlass(folder, 4, 2)) == [FEW_ROWS]
     # At run time, no compiler is started.
-    monkeypatch.setattr(toolchain, "_cutlass_version", lambda: (4, 5))
+    monkeypatch.setattr(toolchain, "_cutlass_version", lambda _: (4, 5))
     monkeypatch.setattr(compiler.Unit, "compile", lambda _unit: pytest.fail("compiled"))
     with pytest.raises(UnsupportedError, match=said):
         kernels.load(FEW_ROWS, "sm_90a")

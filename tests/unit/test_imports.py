@@ -42,7 +42,7 @@ LAYERS = (
     ("cli.cache", "cli.installed", "cli.packs", "epilogue.bind", "epilogue.validate"),
     ("pipeline.planning",),
     ("ops.conv2d.kernels", "ops.gemm.plans", "ops.grouped_gemm.plans", "ops.product", "ops.quantize.function",
-     "serving.in_flight", "serving.messages"),
+     "serving.messages"),
     ("pipeline.verify", "serving.mailbox"),
     ("ops.conv2d.plans", "ops.gemm.arguments", "ops.gemm.request", "ops.gemv.kernels", "ops.grouped_gemm.function",
      "pipeline.tune", "serving.actor"),
@@ -76,8 +76,8 @@ GENERATOR_LAYER = {module: depth for depth, modules in enumerate(GENERATOR_LAYER
 
 # Within the folder `jit`, whose modules take only this from below it:
 JIT_LAYERS = (
-    ("__init__", "locks", "progress"),
-    ("files", "worker"),
+    ("__init__", "locks"),
+    ("files", "progress", "worker"),
     ("outcomes", "record", "toolchain"),
     ("compiler",),
     ("store",),
@@ -323,8 +323,8 @@ def test_importing_loads_no_framework_and_starts_no_cuda() -> None:
 DEFERRED = {
     "epilogue.validate", "ops.conv2d.function", "ops.conv2d.request", "ops.gated_gemm.function", "ops.gemm.request",
     "ops.grouped_gemm.function", "ops.grouped_gemm.request", "ops.matmul.function", "ops.quantize.function",
-    "pipeline.bindings", "pipeline.explanation", "pipeline.pack", "reference", "serving.actor",
-    "serving.in_flight", "serving.mailbox", "serving.messages", "serving.supervisor",
+    "pipeline.bindings", "pipeline.explanation", "pipeline.pack", "pipeline.planner", "reference", "serving.actor",
+    "serving.mailbox", "serving.messages", "serving.supervisor",
 }  # fmt: skip
 
 

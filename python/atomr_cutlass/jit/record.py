@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
 import os
 import sys
 import threading
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,7 @@ class Recording:
         self._lock = renewed(self, "_lock", threading.Lock)
         self._known: set[tuple[KernelKey, str]] = set()
         # A child leaves the parent's notes to the parent.
-        self._noted: dict[KernelKey, dict[str, int]] = renewed(self, "_noted", dict)
+        self._noted: dict[KernelKey, Counter[str]] = renewed(self, "_noted", dict)
         self.flush()
 
     def note(self, launches: Launches) -> None:
@@ -53,8 +55,7 @@ class Recording:
             new = False
             for key, args in launches:
                 shape = json.dumps({name: args[name] for name in EXTENTS if isinstance(args.get(name), int)})
-                counts = self._noted.setdefault(key, {})
-                counts[shape] = counts.get(shape, 0) + 1
+                self._noted.setdefault(key, Counter())[shape] += 1
                 new |= (key, shape) not in self._known
                 self._known.add((key, shape))
         if new:
@@ -125,13 +126,11 @@ def note(plan: object, launches: Launches) -> None:
 _lock = renewed(sys.modules[__name__], "_lock", threading.RLock)
 _plans: weakref.WeakKeyDictionary[object, Launches] = weakref.WeakKeyDictionary()
 _recordings: list[Recording] = []
-_started = False
 
 
+@functools.cache
 def _start_from_environment() -> None:
-    global _started  # noqa: PLW0603
-    path = None if _started else os.environ.get(VARIABLE)
-    _started = True
+    path = os.environ.get(VARIABLE)
     if not path:
         return
     try:
@@ -141,15 +140,13 @@ def _start_from_environment() -> None:
         return
     _recordings.append(recording)
 
+    @atexit.register
     def finish() -> None:
-        # Nobody is left to be told.
-        with contextlib.suppress(CutlassError):
+        with contextlib.suppress(CutlassError):  # nobody is left to be told
             recording.flush()
 
-    atexit.register(finish)
 
-
-def _merged(path: Path, noted: Mapping[KernelKey, Mapping[str, int]]) -> dict[KernelKey, dict[str, Any]]:
+def _merged(path: Path, noted: Mapping[KernelKey, Counter[str]]) -> dict[KernelKey, dict[str, Any]]:
     """The keys of a file, if there is one, and those that were noted, with the other fields of their lines."""
     found: dict[KernelKey, dict[str, Any]] = {}
 
@@ -170,5 +167,5 @@ def _merged(path: Path, noted: Mapping[KernelKey, Mapping[str, int]]) -> dict[Ke
             raise ValueError(f"shapes and count of {key.name} are no list and no integer")  # noqa: TRY004
         add(key, shapes, count)
     for key, counts in noted.items():
-        add(key, [json.loads(shape) for shape in counts], sum(counts.values()))
+        add(key, [json.loads(shape) for shape in counts], counts.total())
     return found

@@ -129,14 +129,12 @@ def cutlass_includes() -> tuple[Path, ...]:
 
 def check_compiles(key: KernelKey) -> None:
     """Raises UnsupportedError for a key that does not compile with the installed version of CUTLASS."""
-    objection = headers.objection(key, _cutlass_version())
+    objection = headers.objection(key, _cutlass_version(CUTLASS))
     if objection:
         raise UnsupportedError(objection)
 
 
-@functools.cache
-def _cutlass_version() -> tuple[int, int]:
-    return headers.cutlass_version(CUTLASS)
+_cutlass_version = functools.cache(headers.cutlass_version)
 
 
 def header_version(cccl: Path) -> tuple[int, int] | None:

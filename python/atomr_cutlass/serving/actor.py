@@ -21,8 +21,7 @@ from ..pipeline.operation import operands_of, operation_of, planned_operations, 
 from ..pipeline.plan_cache import CachedPlan, PlanCache, PlanKey
 from ..pipeline.planning import plan
 from ..pipeline.request import Request
-from .in_flight import BoundOperand, Work, launched
-from .messages import Compute, CutlassMsg, Launch, Refit, RefitMsg, Run
+from .messages import BoundOperand, Compute, CutlassMsg, Launch, Refit, RefitMsg, Run, Work, launched
 
 if TYPE_CHECKING:  # Pykka is imported when a mailbox is started
     import pykka

@@ -18,8 +18,7 @@ from typing import Any
 
 import pykka
 
-from .in_flight import Work
-from .messages import CutlassMsg
+from .messages import CutlassMsg, Work
 
 logger = logging.getLogger("atomr_cutlass")
 

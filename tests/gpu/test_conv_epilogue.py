@@ -198,9 +198,9 @@ def test_epilogues_are_validated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kernel of the common cases passes the check, and one that gives wrong results is refused."""
     monkeypatch.setenv(validate.VARIABLE, "on")
     monkeypatch.setattr(validate, "_known", {})
-    monkeypatch.setattr(validate.outcomes, "recall_validation", lambda _: None)
+    monkeypatch.setattr(validate.files, "recall_validation", lambda _: None)
     seen: dict[str, str] = {}
-    monkeypatch.setattr(validate.outcomes, "remember_validation", seen.__setitem__)
+    monkeypatch.setattr(validate.files, "remember_validation", seen.__setitem__)
     for name, case in COMMON.items():
         arrays = Arrays(case)
         # A scalar of another value makes the plan anew: it is not among the kept ones.

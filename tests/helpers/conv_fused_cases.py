@@ -135,7 +135,7 @@ def case_filters_of_one_tap_are_products() -> None:
         for candidate in (ranked[0], products[0]):
             validate._known.clear()
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(validate.outcomes, "recall_validation", lambda _identity: None)
+                patch.setattr(validate.files, "recall_validation", lambda _identity: None)
                 epilogue = candidate.formulation.product or candidate.formulation
                 assert validate.require(candidate, epilogue.problem.epilogue, devices.get(0))
             assert list(validate._known.values()) == [""]
@@ -183,7 +183,7 @@ def case_epilogues_are_validated() -> None:
     for request in requests():
         validate._known.clear()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(validate.outcomes, "recall_validation", lambda _identity: None)
+            patch.setattr(validate.files, "recall_validation", lambda _identity: None)
             ac.plan(request)
         assert list(validate._known.values()) == [""]
 
@@ -198,8 +198,8 @@ def case_a_wrong_kernel_is_refused() -> None:
         return got
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(validate.outcomes, "recall_validation", lambda _identity: None)
-        patch.setattr(validate.outcomes, "remember_validation", lambda *_: None)
+        patch.setattr(validate.files, "recall_validation", lambda _identity: None)
+        patch.setattr(validate.files, "remember_validation", lambda *_: None)
         patch.setattr(probe, "_written", spoilt)
         with pytest.warns(RuntimeWarning, match="wrong"), pytest.raises(ac.UnsupportedError, match="wrongly"):
             ac.plan(requests()[0])

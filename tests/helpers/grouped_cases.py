@@ -477,7 +477,7 @@ def case_epilogues_are_validated() -> None:
     a, b, ends = operand(matrix(6, 4)), operand(matrix(3, 4, 8)), operand(i32(1, 2, 6))
     with kernels_of("sm90"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(validate, "_known", {})
-        patch.setattr(validate.outcomes, "recall_validation", lambda _identity: None)
+        patch.setattr(validate.files, "recall_validation", lambda _identity: None)
         out = blank(6, 8)
         ac.grouped_gemm(a, b, offsets=ends, bias=operand(matrix(1, 8)[0]), activation="relu", out=operand(out))
         assert list(validate._known.values()) == [""]

@@ -315,8 +315,8 @@ def case_epilogues_are_validated() -> None:
         ac.matmul(Case(E.RELU_BIAS, np.float32, np.float32, pad=1).request(Tensor))
         assert len(asked) == 2  # it keeps what it found itself
     with compiler(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(validate.outcomes, "recall_validation", lambda _identity: None)
-        patch.setattr(validate.outcomes, "remember_validation", lambda _identity, _wrong: None)
+        patch.setattr(validate.files, "recall_validation", lambda _identity: None)
+        patch.setattr(validate.files, "remember_validation", lambda _identity, _wrong: None)
         patch.setenv(validate.VARIABLE, "on")
         validate._known.clear()
         case = Case(E.DGELU_BGRAD, np.float32, np.float32)

@@ -226,13 +226,13 @@ def test_under_capture_only_what_is_known_is_looked_at(
     monkeypatch: pytest.MonkeyPatch, known: str | None, checked: bool
 ) -> None:
     monkeypatch.setattr(validate, "_known", {})
-    monkeypatch.setattr(validate.outcomes, "recall_validation", lambda _identity: known)
+    monkeypatch.setattr(validate.files, "recall_validation", lambda _identity: known)
     monkeypatch.setattr(validate._core, "capturing", lambda _device, _stream: True)
     monkeypatch.setattr(devices, "driver", lambda: "580.1")
     key = conv_sm90("conv2d_fprop", D.BF16, D.BF16, (128, 128), epilogue=common.bias(D.BF16, "gelu"))
     picked = Candidate(key, fake_table.row(key), 0.0, None)
     assert validate.require(picked, picked.key.epilogue, H100, stream=5) is checked
-    monkeypatch.setattr(validate.outcomes, "recall_validation", lambda _identity: "out[0, 0] is 1, expected 2")
+    monkeypatch.setattr(validate.files, "recall_validation", lambda _identity: "out[0, 0] is 1, expected 2")
     monkeypatch.setattr(validate, "_known", {})
     with pytest.raises(UnsupportedError, match="computes its epilogue wrongly"):
         validate.require(picked, picked.key.epilogue, H100, stream=5)
@@ -243,8 +243,8 @@ def test_a_validation_is_of_one_code_and_one_driver(monkeypatch: pytest.MonkeyPa
     known: dict[str, str] = {}
     installed = {"driver": "580.1", "image": "ab"}
     monkeypatch.setattr(validate, "_known", {})
-    monkeypatch.setattr(validate.outcomes, "recall_validation", known.get)
-    monkeypatch.setattr(validate.outcomes, "remember_validation", known.__setitem__)
+    monkeypatch.setattr(validate.files, "recall_validation", known.get)
+    monkeypatch.setattr(validate.files, "remember_validation", known.__setitem__)
     monkeypatch.setattr(validate, "_differences", lambda *_: [])
     monkeypatch.setattr(devices, "driver", lambda: installed["driver"])
     monkeypatch.setattr(validate.kernels, "image_digest", lambda _key, _device: installed["image"])

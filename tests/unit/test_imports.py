@@ -77,8 +77,8 @@ GENERATOR_LAYER = {module: depth for depth, modules in enumerate(GENERATOR_LAYER
 # Within the folder `jit`, whose modules take only this from below it:
 JIT_LAYERS = (
     ("__init__", "locks"),
-    ("files", "progress", "worker"),
-    ("outcomes", "record", "toolchain"),
+    ("files", "worker"),
+    ("record", "toolchain"),
     ("compiler",),
     ("store",),
     ("kernels",),

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from atomr_cutlass.jit import progress
+from atomr_cutlass.jit import compiler
 
 TWO = """
 import threading, time
 from pathlib import Path
-from atomr_cutlass.jit import progress
-progress._SILENT_SECONDS = 0.2
+from atomr_cutlass.jit import compiler
+compiler._SILENT_SECONDS = 0.2
 
 def compile(name, seconds):
-    with progress.announced(name, 12.4, lambda: Path("/the/cache")):
+    with compiler.announced(name, 12.4, lambda: Path("/the/cache")):
         time.sleep(seconds)
 
 threads = [threading.Thread(target=compile, args=given) for given in {work}]
@@ -34,8 +34,8 @@ print("done")
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_SILENT_SECONDS", 0.2)
-    monkeypatch.delenv(progress.QUIET_VARIABLE, raising=False)
+    monkeypatch.setattr(compiler, "_SILENT_SECONDS", 0.2)
+    monkeypatch.delenv(compiler.QUIET_VARIABLE, raising=False)
 
 
 def _on_a_terminal(work: list[tuple[str, float]], **environment: str) -> str:
@@ -58,7 +58,7 @@ def _on_a_terminal(work: list[tuple[str, float]], **environment: str) -> str:
 
 
 def _compile(name: str, seconds: float, folder: Path = Path("/the/cache")) -> None:
-    with progress.announced(name, 12.4, lambda: folder):
+    with compiler.announced(name, 12.4, lambda: folder):
         time.sleep(seconds)
 
 
@@ -97,7 +97,7 @@ def test_elsewhere_it_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: p
     ]
     assert {(record.name, record.levelname) for record in caplog.records} == {("atomr_cutlass", "INFO")}
     caplog.clear()
-    monkeypatch.setenv(progress.QUIET_VARIABLE, "1")
+    monkeypatch.setenv(compiler.QUIET_VARIABLE, "1")
     _compile("kernel_d", 0.4)
     assert not caplog.records
 
@@ -114,9 +114,9 @@ def test_one_that_ends_does_not_wait_for_another() -> None:
 
 def test_a_failure_ends_it_too() -> None:
     def fail() -> None:
-        with progress.announced("kernel_a", 1.0, Path):
+        with compiler.announced("kernel_a", 1.0, Path):
             raise ValueError
 
     with pytest.raises(ValueError, match=r"^$"):
         fail()
-    assert not progress._waiting.running
+    assert not compiler._waiting.running

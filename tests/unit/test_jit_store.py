@@ -30,8 +30,7 @@ from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.jit import kernels, locks
 from atomr_cutlass.jit import store as store_module
 from atomr_cutlass.jit.compiler import Images, Unit
-from atomr_cutlass.jit.files import FOLDER_VARIABLE, SUBFOLDERS, remove
-from atomr_cutlass.jit.outcomes import FAILURE_SECONDS
+from atomr_cutlass.jit.files import FAILURE_SECONDS, FOLDER_VARIABLE, SUBFOLDERS, remove
 from atomr_cutlass.jit.store import KernelStore
 from atomr_cutlass.jit.toolchain import Toolchain
 from store_process import digest, failing, kernel, maker

@@ -18,7 +18,7 @@ from .. import _core
 from ..arrays import symbols
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.epilogue.lower import is_common
-from ..jit import kernels, outcomes
+from ..jit import files, kernels
 from ..jit.locks import KeyedLocks
 from ..pipeline import devices
 from ..pipeline.devices import Device
@@ -65,13 +65,13 @@ def require(
     with _locks.hold(identity):
         wrong = _known.get(identity)
         if wrong is None:
-            wrong = outcomes.recall_validation(identity)
+            wrong = files.recall_validation(identity)
         if wrong is None and (in_background or (stream is not None and _core.capturing(device.index, stream))):
             return False
         if wrong is None:
             symbols.refuse()
             wrong = "; ".join(_differences(candidate, asked, device))
-            outcomes.remember_validation(identity, wrong)
+            files.remember_validation(identity, wrong)
             if wrong:
                 warnings.warn(f"the first use of an epilogue gave wrong results: {wrong}", RuntimeWarning, stacklevel=2)
         _known[identity] = wrong

@@ -3,6 +3,8 @@
 Compilers take turns: of all processes of a user, no more of them run at once than CPUs and free memory allow. A turn is
 a lock, locks/HOST-compiler-N in the cache's folder. The compiler's process inherits it, so it ends however that process
 ends, and not before: a compiler whose caller was killed still takes its memory.
+
+Compilations that somebody waits for are said, each once, on a terminal or through `logging`; several have a bar.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CacheError, CompileError, LibraryError
 from ..generator import machine
@@ -30,7 +32,11 @@ from ..generator.key import KernelKey
 from ..generator.render import render
 from . import locks, worker
 from .files import default_folder, failing, prepare, temporary_folder
+from .locks import renewed
 from .toolchain import Toolchain, toolchain
+
+if TYPE_CHECKING:  # which is slow to import, and imported for a terminal
+    from rich.progress import Progress
 
 OPTIONS = (
     "-std=c++17",
@@ -54,6 +60,9 @@ LOCK_SECONDS = 2 * COMPILE_SECONDS + 60.0
 """For the process that compiles a kernel, which may run its two compilers one after the other. Longer than they may
 take, so that who waits gets their kernel or their error; only for one that was stopped is it ever this long."""
 
+QUIET_VARIABLE = "ATOMR_CUTLASS_QUIET"
+
+_SILENT_SECONDS = 1.0
 _PAUSE_SECONDS = 0.1
 _WORKER = Path(worker.__file__)
 _SIZES = struct.Struct("<QQ")
@@ -330,3 +339,79 @@ class _Half:
         if self._turn is not None:
             with contextlib.suppress(OSError):  # it is in nobody's way
                 locks.remove(self._turn.path)
+
+
+@contextlib.contextmanager
+def announced(name: str, seconds: float, folder: Callable[[], Path]) -> Iterator[None]:
+    """Says that a kernel is being compiled if the block takes longer than a second, unless ATOMR_CUTLASS_QUIET is set.
+
+    `seconds` is how long that takes, about; `folder` finds the folder of the cache.
+    """
+    if os.environ.get(QUIET_VARIABLE, "0") != "0":
+        yield
+        return
+    timer = threading.Timer(
+        _SILENT_SECONDS,
+        lambda: _waiting.announce(timer, f"compiling {name}: about {seconds:.0f} s, once; it is kept in {folder()}"),
+    )
+    timer.daemon = True
+    with _waiting.lock:
+        _waiting.running.append(timer)
+    try:
+        timer.start()
+        yield
+    finally:
+        _waiting.finish(timer)
+
+
+class _Waiting:
+    """The compilations that run, how many have ended since none did, and the bar that shows both."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.running: list[threading.Timer] = []
+        self._finished = 0
+        self._bar: Progress | None = None
+
+    def announce(self, timer: threading.Timer, message: str) -> None:
+        """Says what takes long: on a terminal above a bar, once there are several."""
+        if sys.stderr is None or not sys.stderr.isatty():
+            import logging
+
+            logging.getLogger("atomr_cutlass").info("%s", message)
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        with self.lock:
+            if timer not in self.running:  # it has ended meanwhile
+                return
+            if self._bar is None:
+                columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+                self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+                self._bar.add_task("")
+            self._bar.console.print(f"atomr_cutlass: {message}", soft_wrap=True, markup=False, highlight=False)
+            if self._count() > 1:
+                self._bar.start()
+
+    def finish(self, timer: threading.Timer) -> None:
+        with self.lock:
+            if timer not in self.running:  # a child that was forked meanwhile: the thread is its parent's
+                return
+            timer.cancel()
+            self.running.remove(timer)
+            self._finished += 1
+            self._count()
+            if not self.running:
+                if self._bar is not None:
+                    self._bar.stop()  # else what the caller prints next would be mixed with it
+                self._bar, self._finished = None, 0
+
+    def _count(self) -> int:
+        total = self._finished + len(self.running)
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=self._finished, total=total)
+        return total
+
+
+_waiting = renewed(sys.modules[__name__], "_waiting", _Waiting)

@@ -26,7 +26,6 @@ from ..generator.matrix import family
 from ..pipeline import devices
 from ..pipeline.devices import Device
 from .locks import KeyedLocks, renewed
-from .progress import announced
 from .toolchain import Toolchain, check_compiles, toolchain
 
 if TYPE_CHECKING:
@@ -160,6 +159,8 @@ def kernel(key: KernelKey, device: Device) -> _core.JitKernel:
         if known is None:
             if frozen() == "error":
                 _refuse_if_frozen(key, "would be compiled")
+            from .compiler import announced
+
             with announced(key.name, family(key).compile_seconds, lambda: store().folder):
                 images = load(key, target)[0]
             known = _core.JitKernel(key.name, key.to_json(), images.kernel, images.companion)
@@ -299,6 +300,7 @@ def _warn_of_background(key: KernelKey, error: Exception) -> None:
     warnings.warn(f"{key.name} was not compiled in the background: {error}", RuntimeWarning, stacklevel=1)
 
 
+@atexit.register
 def _close() -> None:
     """At exit, background threads must not be in C++: they would come back to an interpreter that is gone."""
     _closing.set()
@@ -306,9 +308,6 @@ def _close() -> None:
     if compiler is not None:
         compiler.stop_all()
     _join_background(timeout=30)
-
-
-atexit.register(_close)
 
 
 def record_miss(key: KernelKey) -> None:

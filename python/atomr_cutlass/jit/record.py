@@ -46,18 +46,19 @@ class Recording:
         self._lock = renewed(self, "_lock", threading.Lock)
         self._known: set[tuple[KernelKey, str]] = set()
         # A child leaves the parent's notes to the parent.
-        self._noted: dict[KernelKey, Counter[str]] = renewed(self, "_noted", dict)
+        self._noted: Counter[tuple[KernelKey, str]] = renewed(self, "_noted", Counter)
         self.flush()
 
     def note(self, launches: Launches) -> None:
         """Notes a plan. What has not been seen is written at once: a process may be killed."""
         with self._lock:
-            new = False
-            for key, args in launches:
-                shape = json.dumps({name: args[name] for name in EXTENTS if isinstance(args.get(name), int)})
-                self._noted.setdefault(key, Counter())[shape] += 1
-                new |= (key, shape) not in self._known
-                self._known.add((key, shape))
+            noted = [
+                (key, json.dumps({name: args[name] for name in EXTENTS if isinstance(args.get(name), int)}))
+                for key, args in launches
+            ]
+            self._noted.update(noted)
+            new = not self._known.issuperset(noted)
+            self._known.update(noted)
         if new:
             self.flush()
 
@@ -76,7 +77,7 @@ class Recording:
                 raise InvalidOperandError(f"cannot record kernels in {self.path}: {error.strerror or error}") from error
             except ValueError as error:
                 raise InvalidOperandError(f"cannot record kernels in {self.path}, no file of keys: {error}") from error
-            self._noted = {}
+            self._noted.clear()
 
 
 @contextlib.contextmanager
@@ -146,7 +147,7 @@ def _start_from_environment() -> None:
             recording.flush()
 
 
-def _merged(path: Path, noted: Mapping[KernelKey, Counter[str]]) -> dict[KernelKey, dict[str, Any]]:
+def _merged(path: Path, noted: Mapping[tuple[KernelKey, str], int]) -> dict[KernelKey, dict[str, Any]]:
     """The keys of a file, if there is one, and those that were noted, with the other fields of their lines."""
     found: dict[KernelKey, dict[str, Any]] = {}
 
@@ -166,6 +167,6 @@ def _merged(path: Path, noted: Mapping[KernelKey, Counter[str]]) -> dict[KernelK
         if not isinstance(shapes, list) or not isinstance(count, int):
             raise ValueError(f"shapes and count of {key.name} are no list and no integer")  # noqa: TRY004
         add(key, shapes, count)
-    for key, counts in noted.items():
-        add(key, [json.loads(shape) for shape in counts], counts.total())
+    for (key, shape), count in noted.items():
+        add(key, [json.loads(shape)], count)
     return found

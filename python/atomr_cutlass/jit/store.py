@@ -1,13 +1,7 @@
 """The disk cache of compiled kernels: bytes in, bytes out.
 
-What lies in its folder (ATOMR_CUTLASS_CACHE_DIR, else the platform's cache folder):
-
-    entries/         kernels, each in a frame: magic, length of the header, header (JSON), kernel, SHA-256 of all that
-    tmp/             kernels that are being written
-    locks/           a file for each kernel that is being compiled
-    failures/        sources that lately did not compile (NAME.cu), with the compiler's log (NAME)
-    validations/     what validations of epilogues found
-    quarantine/      the latest damaged entries, for a look at what happened to them
+docs/jit.md says what lies in its folder. An entry is a kernel in a frame: magic, length of the header, header (JSON),
+kernel, SHA-256 of all that.
 
 Loading a kernel runs it, so nothing is taken from a folder or file that another user owns or could have written. A
 cache only saves time: where there is none to be had, `get` and `obtain` warn once and go on without.
@@ -26,11 +20,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import CacheError, CompileError, InvalidOperandError
 from . import files, locks
 from .compiler import LOCK_SECONDS
-from .outcomes import Failures
 
 # A kernel is 50 KB to 2 MB.
 MAX_BYTES = 1 << 30
@@ -52,19 +46,13 @@ class DamagedError(Exception):
 
 
 @dataclass(frozen=True)
-class Header:
-    """The description of a kernel in its frame: its key in hexadecimal digits, what `obtain` was told, times in s."""
+class Entry:
+    """A kernel in the cache: what its frame's header says, when it was read last, its bytes on disk, where it lies."""
 
     digest: str
     info: dict[str, str | float | int]
     seconds: float
     made: float
-
-
-@dataclass(frozen=True)
-class Entry(Header):
-    """A kernel in the cache; `read` is when it was read last, `size` its bytes on disk."""
-
     read: float
     size: int
     path: Path
@@ -106,7 +94,7 @@ class KernelStore:
             raise InvalidOperandError(f"max_bytes is {max_bytes}; expected a positive number of bytes")
         self.folder = (folder or files.default_folder()).absolute()
         self.max_bytes = max_bytes
-        self._failures = Failures(self.folder)
+        self._failures = files.Failures(self.folder)
 
     def get(self, digest: bytes) -> bytes | None:
         """The kernel of this key, or None; an entry that is damaged or unsafe counts as absent."""
@@ -164,7 +152,11 @@ class KernelStore:
         for path in self._paths():
             # It may be evicted meanwhile, and what is no entry is not listed.
             with contextlib.suppress(OSError, DamagedError):
-                found.append(_entry(path))
+                status = path.lstat()
+                if not files.objection(status):
+                    # Several times what a key with its names takes.
+                    header, _ = _header(files.read_quietly(path, 64 << 10))
+                    found.append(Entry(**header, read=status.st_atime, size=status.st_size, path=path))
         return sorted(found, key=lambda entry: (str(entry.info.get("name", "")), entry.digest))
 
     def verify(self, track: Track = iter) -> Verification:
@@ -216,7 +208,7 @@ class KernelStore:
             return None
 
     def _publish(self, digest: bytes, kernel: bytes, info: Mapping[str, str | float | int], seconds: float) -> None:
-        header = Header(digest.hex(), dict(info), seconds=round(seconds, 3), made=time.time())
+        header = {"digest": digest.hex(), "info": dict(info), "seconds": round(seconds, 3), "made": time.time()}
         path = self._path(digest)
         with self._optional(), files.failing(self.folder, "written"):
             files.prepare(self.folder)
@@ -311,16 +303,6 @@ def _name(digest: bytes) -> str:
     return hashlib.sha256(digest).hexdigest()
 
 
-def _entry(path: Path) -> Entry:
-    status = path.lstat()
-    reason = files.objection(status)
-    if reason:
-        raise DamagedError(reason)
-    # Several times what a key with its names takes.
-    header, _ = _header(files.read_quietly(path, 64 << 10))
-    return Entry(**vars(header), read=status.st_atime, size=status.st_size, path=path)
-
-
 def _damage(path: Path) -> str:
     """Describes the damage to an entry; empty if there is none."""
     try:
@@ -334,8 +316,8 @@ def _damage(path: Path) -> str:
     return ""
 
 
-def _pack(header: Header, kernel: bytes) -> bytes:
-    text = json.dumps(vars(header)).encode()
+def _pack(header: Mapping[str, Any], kernel: bytes) -> bytes:
+    text = json.dumps(header).encode()
     content = b"".join((_MAGIC, _LENGTH.pack(len(text)), text, kernel))
     return content + hashlib.sha256(content).digest()
 
@@ -347,12 +329,12 @@ def _unpack(frame: bytes, digest: bytes | None = None) -> bytes:
     if frame.startswith(_MAGIC) and hashlib.sha256(view[:-_CHECKSUM_BYTES]).digest() != view[-_CHECKSUM_BYTES:]:
         raise DamagedError("does not match its checksum")
     header, start = _header(frame)
-    if digest is not None and header.digest != digest.hex():
+    if digest is not None and header["digest"] != digest.hex():
         raise DamagedError("is the entry of another key")
     return bytes(view[start:-_CHECKSUM_BYTES])
 
 
-def _header(frame: bytes) -> tuple[Header, int]:
+def _header(frame: bytes) -> tuple[dict[str, Any], int]:
     """The header of a frame of which this is the beginning at least, unchecked, and where the kernel begins."""
     if not frame.startswith(_MAGIC):
         raise DamagedError("is no entry of this version of the cache")
@@ -360,7 +342,8 @@ def _header(frame: bytes) -> tuple[Header, int]:
     try:
         end = start + _LENGTH.unpack_from(frame, len(_MAGIC))[0]
         said = json.loads(frame[start:end])
-        header = Header(str(said["digest"]), dict(said["info"]), float(said["seconds"]), float(said["made"]))
+        kinds = {"digest": str, "info": dict, "seconds": float, "made": float}
+        header = {name: kind(said[name]) for name, kind in kinds.items()}
     except (struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedError("has a header that cannot be read") from error
     return header, end

@@ -284,15 +284,25 @@ class CutlassActor:
             raise InvalidOperandError(f"the operands are on cuda:{device}; this actor works on cuda:{self.device}")
 
     def _launch(self, made: Any, request: Request, key: PlanKey, launch: Launch) -> _core.Event:
+        def run(arrays: dict[str, _core.Operand]) -> None:
+            operation, epilogue = operation_of(request), request.epilogue
+            # A plan serves every request of its key, whose scalars may differ.
+            operation.launch(made, request, arrays, alpha=epilogue.alpha, beta=epilogue.beta, stream=launch.stream)
+
+        def run_bound(bound: BoundOperand) -> _core.Event:
+            known = {**launch.arrays, **bound.operands}
+            arrays = {label: known[label] for slot in operands_of(request) for label in slot.labels}
+            return bound.launch(launch.stream, lambda: run(arrays))
+
         if request.binding is None:
-            return launched(launch.device, launch.stream, lambda: _run(made, request, launch, launch.arrays))
+            return launched(launch.device, launch.stream, lambda: run(launch.arrays))
         bound = self._bindings.get(key)
         if bound is None:
             with self._keys.hold(key):
                 bound = self._bindings.get(key)
                 if bound is None:
                     bound = _binding_of(request, launch)
-                    reached = _launch_bound(made, request, launch, bound)
+                    reached = run_bound(bound)
                     # After the plan has accepted the operand: a refused one must not be bound.
                     self._bindings[key] = bound
                     return reached
@@ -303,7 +313,7 @@ class CutlassActor:
                 f"binding {request.binding!r} has another {name}: leave {name} out, send a Refit with its values, "
                 "unbind it, or give the request a binding of its own"
             )
-        return _launch_bound(made, request, launch, bound)
+        return run_bound(bound)
 
     # Refit
 
@@ -374,19 +384,6 @@ def _failed(error: BaseException) -> Work:
         raise error
 
     return Work(fail)
-
-
-def _launch_bound(made: Any, request: Request, launch: Launch, bound: BoundOperand) -> _core.Event:
-    known = {**launch.arrays, **bound.operands}
-    arrays = {label: known[label] for slot in operands_of(request) for label in slot.labels}
-    return bound.launch(launch.stream, lambda: _run(made, request, launch, arrays))
-
-
-def _run(made: Any, request: Request, launch: Launch, arrays: dict[str, _core.Operand]) -> None:
-    # A plan serves every request of its key, whose scalars may differ.
-    operation_of(request).launch(
-        made, request, arrays, alpha=request.epilogue.alpha, beta=request.epilogue.beta, stream=launch.stream
-    )
 
 
 def _of_nothing(request: Request, launch: Launch) -> Work:

@@ -62,52 +62,50 @@ class _Mailbox(pykka.ThreadingActor):
         return _Inbox(self._answers)
 
     @staticmethod
-    def _create_future() -> Reply:
-        return Reply()
+    def _create_future() -> _Reply:
+        return _Reply()
 
 
-class Reply(pykka.Future[Any]):
+class _Reply(pykka.Future[Any]):
     """The answer to a message, to come. `await` leaves the event loop free, unlike that of Pykka's own futures."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self._answer.set_running_or_notify_cancel()  # whoever stops awaiting it does not cancel the work
+        self.answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self.answer.set_running_or_notify_cancel()  # whoever stops awaiting it does not cancel the work
 
     def get(self, *, timeout: float | None = None) -> Any:
-        """See `pykka.Future.get`."""
         if self._get_hook is not None:
             return super().get(timeout=timeout)
         try:
-            return self._answer.result(timeout)
+            return self.answer.result(timeout)
         except concurrent.futures.TimeoutError:
-            if self._answer.done():
+            if self.answer.done():
                 raise
             raise pykka.Timeout(f"no answer came in {timeout} seconds") from None
 
     def set(self, value: Any = None) -> None:
-        """See `pykka.Future.set`."""
-        self._answer.set_result(value)
+        self.answer.set_result(value)
 
     def set_exception(self, exc_info: Any = None) -> None:
-        """See `pykka.Future.set_exception`."""
-        self._answer.set_exception((exc_info or sys.exc_info())[1])
+        self.answer.set_exception((exc_info or sys.exc_info())[1])
 
     def __await__(self) -> Generator[Any, None, Any]:
         if self._get_hook is not None:  # of a future made from another, by map and the like: only `get` computes it
             return asyncio.get_running_loop().run_in_executor(None, self.get).__await__()
-        return asyncio.wrap_future(self._answer).__await__()
+        return asyncio.wrap_future(self.answer).__await__()
 
 
-class _Unawaited:
-    """The answer to a message that was told, not asked."""
+def _unawaited() -> _Reply:
+    """Where the answer to a message goes that was told, not asked. Pykka stops an actor whose error nobody awaits."""
+    reply = _Reply()
+    reply.answer.add_done_callback(_log_failure)
+    return reply
 
-    def set(self, _value: Any = None) -> None:
-        """Drops the answer."""
 
-    def set_exception(self, exc_info: Any = None) -> None:
-        """Logs the error."""
-        logger.error("a message that wanted no answer failed", exc_info=exc_info or True)
+def _log_failure(answer: concurrent.futures.Future[Any]) -> None:
+    if error := answer.exception():
+        logger.error("a message that wanted no answer failed", exc_info=error)
 
 
 class _Inbox(queue.Queue[Any]):
@@ -145,7 +143,7 @@ class _Delivery:
 
     def __init__(self, envelope: Any, answers: _Answers) -> None:
         self._envelope = envelope
-        self._reply = envelope.reply_to or _Unawaited()  # Pykka stops an actor whose error nobody awaits
+        self._reply: _Reply = envelope.reply_to or _unawaited()
         self._answers = answers
 
     def set(self, value: Any = None) -> None:
@@ -157,10 +155,9 @@ class _Delivery:
             reply.set(value)
 
     def set_exception(self, exc_info: Any = None) -> None:
-        """Answers with an error."""
         self._released().set_exception(exc_info)
 
-    def _released(self) -> Any:
+    def _released(self) -> _Reply:
         # The thread of an idle mailbox still has the last envelope: neither operands nor results are to live as long.
         self._envelope.message = self._envelope.reply_to = None
         return self._reply
@@ -173,13 +170,13 @@ class _Answers:
         self.bound = bound
         self._slots = threading.Semaphore(bound)
         self._lock = threading.Lock()
-        self._streams: dict[int, queue.SimpleQueue[tuple[Work, Reply | _Unawaited] | None]] = {}
+        self._streams: dict[int, queue.SimpleQueue[tuple[Work, _Reply] | None]] = {}
 
     def reserve(self) -> None:
         """Waits until there is room for more work, which has to be added."""
         self._slots.acquire()
 
-    def add(self, work: Work, reply: Reply | _Unawaited) -> None:
+    def add(self, work: Work, reply: _Reply) -> None:
         """Has work answered when it is done: at once, if nothing is in flight."""
         if work.stream is None:
             self._answer(work, reply)
@@ -200,13 +197,13 @@ class _Answers:
             for waiting in self._streams.values():
                 waiting.put(None)
 
-    def _serve(self, stream: int, waiting: queue.SimpleQueue[tuple[Work, Reply | _Unawaited] | None]) -> None:
+    def _serve(self, stream: int, waiting: queue.SimpleQueue[tuple[Work, _Reply] | None]) -> None:
         _own_threads.add(threading.get_ident())
         while self._serve_next(stream, waiting):
             pass
         _own_threads.discard(threading.get_ident())
 
-    def _serve_next(self, stream: int, waiting: queue.SimpleQueue[tuple[Work, Reply | _Unawaited] | None]) -> bool:
+    def _serve_next(self, stream: int, waiting: queue.SimpleQueue[tuple[Work, _Reply] | None]) -> bool:
         """Whether there may be more. Operands live no longer than this call's variables."""
         try:
             found = waiting.get(timeout=_IDLE_SECONDS)
@@ -221,7 +218,7 @@ class _Answers:
         self._answer(*found)
         return True
 
-    def _answer(self, work: Work, reply: Reply | _Unawaited) -> None:
+    def _answer(self, work: Work, reply: _Reply) -> None:
         try:
             answer = work.result()
         except BaseException as error:  # noqa: BLE001 - it is the answer

@@ -82,14 +82,11 @@ class _Importing(Generic[T]):
 
 @dataclass(frozen=True)
 class Launch:
-    """A request's operands, checked against it.
+    """A request's operands, checked against it: views that keep the arrays alive, in the order of a plan's call.
 
-    Attributes:
-        named: whether the sender named the stream.
-        arrays: views that keep the arrays alive, by label, in the order of a plan's call; not the operand that is
-            bound, where the message leaves it out.
-        results: behind the last of them: the array that the sender gets, or None for JAX (see `operands.finished`), and
-            its memory, with dimensions as they lie in it; the sender names them in the order of `layout`.
+    Behind the last of them lie the `results`: the array that the sender gets, or None for JAX (`operands.finished`),
+    and its memory, with dimensions as they lie in it; the sender names them in the order of `layout`. `named` says
+    whether the sender named the stream.
     """
 
     device: int

@@ -12,8 +12,6 @@ from typing import Any
 from ..checks import check_number, shown
 from ..errors import ContextPoisonedError, InvalidOperandError, LibraryError
 
-_LONGEST = 1e6  # seconds that a platform's sleep can count
-
 POISONED_STATUS = 75
 """The exit status of a process that is to be started again: EX_TEMPFAIL of sysexits.h."""
 
@@ -55,7 +53,7 @@ def supervise(target: Callable[..., object], *args: Any, restarts: int = 3, paus
     if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0:
         raise InvalidOperandError(f"restarts is {shown(restarts)}; expected a number of times, from 0")
     check_number(pause, "pause")
-    if not 0 <= pause < _LONGEST:
+    if not 0 <= pause < 1e6:  # seconds that a platform's sleep can count
         raise InvalidOperandError(f"pause is {pause}; expected seconds, from 0")
     context = multiprocessing.get_context("spawn")
     for attempt in range(restarts + 1):

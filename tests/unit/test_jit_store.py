@@ -27,6 +27,7 @@ import pytest
 import store_process
 from atomr_cutlass.errors import CacheError, CompileError, DeviceUnavailableError, InvalidOperandError
 from atomr_cutlass.generator.key import KernelKey
+from atomr_cutlass.jit import files as files_module
 from atomr_cutlass.jit import kernels, locks
 from atomr_cutlass.jit import store as store_module
 from atomr_cutlass.jit.compiler import Images, Unit
@@ -100,7 +101,7 @@ def fail(store: KernelStore, log: Path | None = None, key: str = "failing", fing
 
 def record(store: KernelStore, key: str = "failing") -> Path:
     """Where a failure is remembered."""
-    return store._failures._path(digest(key), "")
+    return files_module._failure_path(store.folder, digest(key), "")
 
 
 def expire(path: Path) -> None:

@@ -31,7 +31,7 @@ from ..generator import machine
 from ..generator.key import KernelKey
 from ..generator.render import render
 from . import locks, worker
-from .files import default_folder, failing, prepare, temporary_folder
+from .files import default_folder, failing, prepare, temporary_folder, version
 from .locks import renewed
 from .toolchain import Toolchain, toolchain
 
@@ -209,7 +209,7 @@ def wait_for_turn(check: Callable[[], None]) -> locks.Lock | None:
         paths, turn = _take_turn(limit)
         if turn is not None:
             return turn
-        held = [_taken(path) for path in paths]
+        held = [version(path) for path in paths]
         if held != seen:  # somebody else's turn has come
             seen, deadline = held, time.monotonic() + LOCK_SECONDS
         if not paths or time.monotonic() >= deadline:
@@ -239,15 +239,6 @@ def _take_turn(limit: int) -> tuple[list[Path], locks.Lock | None]:
             continue
         return paths, None
     return [], None
-
-
-def _taken(path: Path) -> object:
-    """A value that changes whenever a turn is taken."""
-    try:
-        status = path.lstat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns
 
 
 def _refuse_if_stopped() -> None:

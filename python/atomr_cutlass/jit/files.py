@@ -18,7 +18,8 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ SUBFOLDERS = ("entries", "tmp", "locks", "failures", "validations", "quarantine"
 # header, which shows in no digest of an installation that is edited in place.
 FAILURE_SECONDS = 600.0
 
+_VERSION: Callable[[os.stat_result], tuple[int, int, int]] = attrgetter("st_ino", "st_size", "st_mtime_ns")
 _SOURCE = ".cu"
 _MOST_BYTES = 1 << 16  # of a validation
 _NO_RECORD = (KeyError, RecursionError, TypeError, ValueError)
@@ -131,13 +133,17 @@ def is_safe(path: Path, *, folder: bool = False) -> bool:
         return False
 
 
+def version(path: Path) -> tuple[int, int, int] | None:
+    """A value that changes when a file is replaced, written or dated; None if there is none."""
+    try:
+        return _VERSION(path.lstat())
+    except OSError:
+        return None
+
+
 def is_same(path: Path, status: os.stat_result) -> bool:
     """Whether the file is still the one that was looked at. What replaces it since is better than what was there."""
-    try:
-        now = path.lstat()
-    except OSError:
-        return False
-    return (now.st_ino, now.st_size, now.st_mtime_ns) == (status.st_ino, status.st_size, status.st_mtime_ns)
+    return version(path) == _VERSION(status)
 
 
 def inside(folder: Path) -> list[Path]:
@@ -192,62 +198,54 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
-class Failures:
-    """The failures that a cache remembers. Its caller has seen to it that the cache's folder is there, and safe."""
-
-    def __init__(self, cache: Path) -> None:
-        self._folder = cache / "failures"
-        self._temporary = cache / "tmp"
-
-    def remember(self, digest: bytes, fingerprint: str, error: CompileError) -> None:
-        """Keeps an error for a while, and its source beside it, which `error.source_path` then names if it has room."""
-        # First: whatever is in the way of the two files is not a failure that is remembered.
-        self.sweep()
-        path = self._path(digest, fingerprint)
-        details = {name: value for name, value in vars(error).items() if not name.startswith("__")}
-        record = {"name": path.name, "time": time.time(), "message": str(error), "details": details}
-        # Ahead of the source: others sweep sources that have no record.
-        write(path, json.dumps(record, default=str).encode(), self._temporary)
-        if error.source:
-            source = path.with_suffix(_SOURCE)
-            with contextlib.suppress(OSError):
-                write(source, error.source.encode("utf-8", "backslashreplace"), self._temporary)
-                error.source_path = str(source)
-
-    def check(self, digest: bytes, fingerprint: str) -> None:
-        """Raises the error of this key with this fingerprint, as it was but for its message, if one is remembered."""
-        if not is_safe(self._folder, folder=True):
-            return
-        path = self._path(digest, fingerprint)
+def remember_failure(cache: Path, digest: bytes, fingerprint: str, error: CompileError) -> None:
+    """Keeps an error for a while, and its source beside it, which `error.source_path` then names if it has room."""
+    # First: whatever is in the way of the two files is not a failure that is remembered.
+    sweep_failures(cache)
+    path = _failure_path(cache, digest, fingerprint)
+    details = {name: value for name, value in vars(error).items() if not name.startswith("__")}
+    record = {"name": path.name, "time": time.time(), "message": str(error), "details": details}
+    # Ahead of the source: others sweep sources that have no record.
+    write(path, json.dumps(record, default=str).encode(), cache / "tmp")
+    if error.source:
         source = path.with_suffix(_SOURCE)
-        record = _failure(path)
-        if record is None:
-            for left in (path, source):
-                with contextlib.suppress(OSError):
-                    remove(left)
-            return
-        age = time.time() - record["time"]
-        # Not through the constructor: whatever it takes, what is restored is what was there.
-        error = CompileError.__new__(
-            CompileError,
-            f"{record['message']}\n(remembered from {age:.0f} s ago; to try again before {FAILURE_SECONDS:.0f} s have "
-            f"passed, remove {path})",
-        )
-        for name, value in record["details"].items():
-            setattr(error, name, tuple(value) if isinstance(value, list) else value)
-        if is_safe(source):
+        with contextlib.suppress(OSError):
+            write(source, error.source.encode("utf-8", "backslashreplace"), cache / "tmp")
             error.source_path = str(source)
-        raise error
 
-    def sweep(self, *, everything: bool = False) -> None:
-        """Removes what is remembered no more, or everything, and whatever else is in the folder."""
-        for path in inside(self._folder):
-            record = path.with_suffix("") if path.suffix == _SOURCE else path
-            if everything or not is_safe(path) or _failure(record) is None:
-                remove(path)
 
-    def _path(self, digest: bytes, fingerprint: str) -> Path:
-        return self._folder / _name(hashlib.sha256(digest).digest(), fingerprint)
+def refuse_failure(cache: Path, digest: bytes, fingerprint: str) -> None:
+    """Raises the error of this key with this fingerprint, as it was but for its message, if one is remembered."""
+    path = _failure_path(cache, digest, fingerprint)
+    if not is_safe(path.parent, folder=True):
+        return
+    source = path.with_suffix(_SOURCE)
+    record = _failure(path)
+    if record is None:
+        for left in (path, source):
+            with contextlib.suppress(OSError):
+                remove(left)
+        return
+    age = time.time() - record["time"]
+    # Not through the constructor: whatever it takes, what is restored is what was there.
+    error = CompileError.__new__(
+        CompileError,
+        f"{record['message']}\n(remembered from {age:.0f} s ago; to try again before {FAILURE_SECONDS:.0f} s have "
+        f"passed, remove {path})",
+    )
+    for name, value in record["details"].items():
+        setattr(error, name, tuple(value) if isinstance(value, list) else value)
+    if is_safe(source):
+        error.source_path = str(source)
+    raise error
+
+
+def sweep_failures(cache: Path, *, everything: bool = False) -> None:
+    """Removes the failures that are remembered no more, or all, and whatever else is in their folder."""
+    for path in inside(cache / "failures"):
+        record = path.with_suffix("") if path.suffix == _SOURCE else path
+        if everything or not is_safe(path) or _failure(record) is None:
+            remove(path)
 
 
 def recall_validation(identity: str) -> str | None:
@@ -269,6 +267,10 @@ def remember_validation(identity: str, wrong: str) -> None:
         folder = default_folder()
         prepare(folder)
         write(folder / "validations" / _name(b"", identity), record, folder / "tmp")
+
+
+def _failure_path(cache: Path, digest: bytes, fingerprint: str) -> Path:
+    return cache / "failures" / _name(hashlib.sha256(digest).digest(), fingerprint)
 
 
 def _name(start: bytes, text: str) -> str:

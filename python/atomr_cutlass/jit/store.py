@@ -37,9 +37,6 @@ _QUARANTINED = 16
 _STALE_SECONDS = 3600.0  # of temporary files
 _SKEW_SECONDS = 3600.0
 
-Track = Callable[[list[Path]], Iterable[Path]]
-"""Shows the progress of a loop: its iterable -> the same items."""
-
 
 class DamagedError(Exception):
     """A file is no entry, or no longer one; says why."""
@@ -94,7 +91,6 @@ class KernelStore:
             raise InvalidOperandError(f"max_bytes is {max_bytes}; expected a positive number of bytes")
         self.folder = (folder or files.default_folder()).absolute()
         self.max_bytes = max_bytes
-        self._failures = files.Failures(self.folder)
 
     def get(self, digest: bytes) -> bytes | None:
         """The kernel of this key, or None; an entry that is damaged or unsafe counts as absent."""
@@ -134,14 +130,14 @@ class KernelStore:
                 return kernel, "disk"
             with contextlib.suppress(CacheError):
                 if files.is_there(self.folder):
-                    self._failures.check(digest, fingerprint)
+                    files.refuse_failure(self.folder, digest, fingerprint)
             start = time.perf_counter()
             try:
                 kernel = make()
             except CompileError as error:
                 with self._optional(), files.failing(self.folder, "written"):
                     files.prepare(self.folder)
-                    self._failures.remember(digest, fingerprint, error)
+                    files.remember_failure(self.folder, digest, fingerprint, error)
                 raise
             self._publish(digest, kernel, info, time.perf_counter() - start)
         return kernel, "compiled"
@@ -159,7 +155,7 @@ class KernelStore:
                     found.append(Entry(**header, read=status.st_atime, size=status.st_size, path=path))
         return sorted(found, key=lambda entry: (str(entry.info.get("name", "")), entry.digest))
 
-    def verify(self, track: Track = iter) -> Verification:
+    def verify(self, track: Callable[[list[Path]], Iterable[Path]] = iter) -> Verification:
         """Reads every entry whole, as `track` shows; moves those that are damaged or unsafe to the quarantine."""
         checked, damaged = 0, []
         for path in track(self._paths()):
@@ -270,7 +266,7 @@ class KernelStore:
     def _tidy(self, *, everything: bool) -> None:
         for path in files.inside(self.folder / "quarantine"):
             files.remove(path)
-        self._failures.sweep(everything=everything)
+        files.sweep_failures(self.folder, everything=everything)
         for path in files.inside(self.folder / "validations") if everything else ():
             files.remove(path)
         for path in files.inside(self.folder / "locks"):

@@ -248,7 +248,7 @@ class CutlassActor:
 
     def _compute(self, request: Request, launch: Launch) -> Work:
         self._check_device(launch.device)
-        if launch.empty:
+        if all(0 in view.shape for _, view in launch.results):
             return _of_nothing(request, launch)
         launch = replace(launch, stream=self._placed(launch, "a plan (ac.plan)", named=launch.named))
         key = request.plan_key()

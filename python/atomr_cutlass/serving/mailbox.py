@@ -20,8 +20,6 @@ import pykka
 
 from .messages import CutlassMsg, Work
 
-logger = logging.getLogger("atomr_cutlass")
-
 _IDLE_SECONDS = 10.0
 
 
@@ -105,7 +103,7 @@ def _unawaited() -> _Reply:
 
 def _log_failure(answer: concurrent.futures.Future[Any]) -> None:
     if error := answer.exception():
-        logger.error("a message that wanted no answer failed", exc_info=error)
+        logging.getLogger("atomr_cutlass").error("a message that wanted no answer failed", exc_info=error)
 
 
 class _Inbox(queue.Queue[Any]):

@@ -97,11 +97,6 @@ class Launch:
     layout: str
     listed: bool
 
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to compute."""
-        return all(0 in view.shape for _, view in self.results)
-
     def finished(self) -> Any:
         """The reply to the sender, once the stream has been awaited."""
         done = [from_nhwc(operands.finished(array, view, self.stream), self.layout) for array, view in self.results]
@@ -367,7 +362,8 @@ def launched(device: int, stream: int, launch: Callable[[], object]) -> _core.Ev
     except InvalidOperandError:  # raised before anything is launched
         raise
     except BaseException:
-        _synchronize(device, stream)
+        with contextlib.suppress(CutlassError):
+            _core.synchronize(device, stream)
         raise
 
 
@@ -413,12 +409,8 @@ class BoundOperand:
                 raise
             except BaseException:
                 for stream in streams:
-                    _synchronize(self._device, stream)
+                    with contextlib.suppress(CutlassError):
+                        _core.synchronize(self._device, stream)
                 raise
             self._reads = []
             return tuple(self._writes)
-
-
-def _synchronize(device: int, stream: int) -> None:
-    with contextlib.suppress(CutlassError):
-        _core.synchronize(device, stream)

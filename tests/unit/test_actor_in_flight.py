@@ -91,7 +91,7 @@ def test_work_is_launched_while_earlier_work_is_in_flight(gpu: FakeGpu, mailbox:
 def test_answers_come_in_the_order_of_their_stream(gpu: FakeGpu, mailbox: Any) -> None:
     first_done = occupy(gpu, 7)
     first = mailbox.ask(message(7), block=False)
-    until(lambda: len(gpu.launches) == 1)
+    mailbox.ask(CutlassMsg.Gemm(REQUEST), timeout=30)  # served when the first is launched, and its event recorded
     occupy(gpu, 7).set()
     second = mailbox.ask(message(7), block=False)
     other = mailbox.ask(message(8), block=False)  # sent last, and on another stream

@@ -31,7 +31,7 @@ _owners: weakref.WeakKeyDictionary[Any, dict[str, Callable[[], Any]]] = weakref.
 
 
 def renewed(owner: Any, name: str, make: Callable[[], T]) -> T:
-    """Makes a lock, or the like, that the caller assigns to a name of an object or module: forked, it is new."""
+    """Makes a lock, or the like, for the caller to assign to this name of its owner; a forked child makes it anew."""
     _owners.setdefault(owner, {})[name] = make
     return make()
 
@@ -62,7 +62,7 @@ _forking = threading.RLock()
 
 
 class Lock(NamedTuple):
-    """A lock that is held, and its file is there. A process that inherits the descriptor holds it too."""
+    """A lock that is held; its file is there meanwhile. A process that inherits the descriptor holds it too."""
 
     path: Path
     descriptor: int
@@ -123,16 +123,12 @@ def try_lock(path: Path) -> Lock | None:
     with _forking:
         lock = Lock(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         _descriptors.add(lock.descriptor)
-    try:
+    with contextlib.ExitStack() as failed, contextlib.suppress(BlockingIOError):
+        failed.callback(lock.close)
         fcntl.flock(lock.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if lock.is_named():
+            failed.pop_all()
             return lock
-    except BlockingIOError:
-        pass
-    except BaseException:
-        lock.close()
-        raise
-    lock.close()
     return None
 
 

@@ -77,7 +77,8 @@ class _Importing(Generic[T]):
         """What `_import` made of the arrays; raises what is wrong with them."""
         if isinstance(self._kept, CutlassError):
             raise self._kept
-        return self._kept  # type: ignore[no-any-return]
+        kept: T = self._kept
+        return kept
 
 
 @dataclass(frozen=True)

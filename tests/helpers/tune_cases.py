@@ -64,12 +64,12 @@ class Clock:
 
     def __init__(self, _device: Any) -> None: ...
 
-    def replay(self, launch: Callable[[Any, int], None], sets: Sequence[Any]) -> Any:
+    def replay(self, launch: Callable[..., None], sets: Sequence[Any]) -> Any:
         GPU._library.golden_notes()
-        launch(sets[0], 0)
+        launch(sets[0], stream=0)
         steps = [step for step in GPU._steps(()) if not step.startswith(("copy", "set"))]
         Clock.timed += 1
-        return types.SimpleNamespace(seconds=lambda: Clock.seconds(steps[-1]))
+        return lambda: Clock.seconds(steps[-1])
 
     def close(self) -> None: ...
 
@@ -246,7 +246,8 @@ def case_several_gpus_share_the_requests_and_each_measures_one_at_a_time() -> No
         patch.setattr(devices, "get", lambda index=0: dataclasses.replace(get(0), index=index))
         patch.setattr(tune, "_tuned", watched)
         made = ac.tune(requests, path, device=[0, 1, 2])
-        assert [record.problem for record in made] == [tuning.identity(tune._problem(request)) for request in requests]
+        searches = [operation_of(request).search(request, get(0)) for request in requests]
+        assert [record.problem for record in made] == [tuning.identity(search.tuned_problem) for search in searches]
         assert made[0] == first
         assert len(used) > 1
         assert len(path.read_text().splitlines()) == len(requests)

@@ -17,14 +17,14 @@ from rich.progress import Progress
 from ..errors import DeviceUnavailableError, InvalidOperandError, KernelNotFoundError, UnsupportedError
 from ..generator.archs import SmArch
 from ..jit import kernels
-from ..pipeline import devices, profiler_csv, table, verify
+from ..pipeline import devices, profiler_csv, table, tuning, verify
 from ..pipeline import plan as plans
 from ..pipeline.explanation import Explanation, explain
 from ..pipeline.operation import Arrays, operation_of, request_from
 from ..pipeline.pack_build import dask_cluster
 from ..pipeline.probe import Track
 from ..pipeline.request import Request, RequestOptions
-from ..pipeline.tune import import_csv, tune
+from ..pipeline.tune import append, tune
 from ..pipeline.verify import RunResult
 from .installed import gather, print_facts
 from .options import AsJson, Jit, of_a_request, request_options
@@ -142,9 +142,10 @@ def tune_command(
 ) -> None:
     """Times every kernel for requests and keeps which is fastest, for processes with ATOMR_CUTLASS_TUNED to follow."""
     if from_csv is not None:
-        records, left_out = import_csv(from_csv, out, gpu=gpu or None)
+        records, left_out = profiler_csv.read(from_csv, gpu or None)
+        append(out, records)
     else:
-        requests, left_out = [request] if file is None else list(_requests(file)), 0
+        requests, left_out = [request] if file is None else tuning.read_lines(file, _parsed_request), 0
         with dask_cluster(dask) if dask else contextlib.nullcontext() as executor:
             records = tune(
                 requests, out, device=_devices(device), executor=executor, seconds=seconds, compiled=compiled,
@@ -236,32 +237,16 @@ def _devices(text: str) -> tuple[int, ...] | None:
     return tuple(map(int, words))
 
 
-def _requests(path: Path) -> Iterator[Request]:
-    """The requests of a file.
-
-    Raises:
-        InvalidOperandError: it cannot be read, or a line is no request; names the line.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidOperandError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    valid = request_options()
-    for number, text in enumerate(lines, 1):
-        if not text.strip():
-            continue
-        try:
-            values = json.loads(text)
-            if not isinstance(values, dict):
-                raise InvalidOperandError("expected a JSON object")
-            op = values.pop("op", "gemm")
-            for name, value in values.items():
-                if name not in valid:
-                    raise InvalidOperandError(f"no option is called {name!r}; valid: op, {', '.join(valid)}")
-                default = valid[name][0].default
-                kind: Any = int if default is None else (int, float) if isinstance(default, float) else type(default)
-                if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-                    raise InvalidOperandError(f"{name} is {json.dumps(value)}; expected a value such as its default")
-            yield request_from(op, RequestOptions(EXTENT, values))
-        except (ValueError, RecursionError) as error:
-            raise InvalidOperandError(f"{path}:{number}: {error}") from error
+def _parsed_request(values: Any) -> Request:
+    """The request that an object of a file describes."""
+    if not isinstance(values, dict):
+        raise InvalidOperandError("expected a JSON object")
+    op, valid = values.pop("op", "gemm"), request_options()
+    for name, value in values.items():
+        if name not in valid:
+            raise InvalidOperandError(f"no option is called {name!r}; valid: op, {', '.join(valid)}")
+        default = valid[name][0].default
+        kind: Any = int if default is None else (int, float) if isinstance(default, float) else type(default)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise InvalidOperandError(f"{name} is {json.dumps(value)}; expected a value such as its default")
+    return request_from(op, RequestOptions(EXTENT, values))

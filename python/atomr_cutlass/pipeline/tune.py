@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import itertools
+import math
 import os
 import statistics
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass
@@ -24,7 +27,7 @@ from ..errors import CutlassError, DeviceUnavailableError, InvalidOperandError, 
 from ..generator.archs import SmArch
 from ..jit import files, locks
 from . import devices, probe, profiler_csv, select, table, tuning
-from .clock import Clock, cold_sets
+from .devices import Device
 from .operation import PlannedOperation, operation_of
 from .plan_cache import kept_plans
 from .request import Request
@@ -40,8 +43,13 @@ NEAR = 1.1
 FINALISTS = 4
 ROUNDS = 7
 PARTS_CHECKED = 3
+L2_TIMES = 4
+"""As much as all sets of operands together: what a launch reads has left L2 since that set's last one."""
+SETS = range(3, 65)
 _LOCK_SECONDS = 60.0
 _PAUSE_SECONDS = 0.05
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 def tune(
@@ -90,7 +98,11 @@ def tune(
         DeviceUnavailableError: there is no GPU, or it fails.
         LibraryError: the executor failed.
     """
-    listed = list(_checked(requests))
+    if not isinstance(requests, Iterable):
+        raise InvalidOperandError(f"requests is a {type(requests).__name__}; expected a list of requests")
+    listed = list(requests)
+    for request in listed:
+        operation_of(request)  # refuses anything but a request
     indexes = None if device is None else tuple(device) if isinstance(device, (list, tuple, range)) else (device,)
     for index in indexes or ():
         check_index(index, "device")
@@ -117,7 +129,7 @@ def tune(
             if record is None:
                 continue
             if file is not None and (again or record not in known.values()):
-                _append(file, record)
+                append(file, [record])
             tuning.add([record])
             found[task] = record
     return [found[task] for task in running if task in found]
@@ -131,10 +143,7 @@ def _measured(
     compiled: int,
     seed: int,
 ) -> TuneRecord | None:
-    """The record of a request on the first of these GPUs of this process (None: of all) that no other call is at.
-
-    A model's known record is taken as it is; a result without elements has none.
-    """
+    """The record, known or measured, of a request on the first of these GPUs (None: all) that no other call is at."""
     gpus = tuple(range(_core.device_count())) if gpus is None else gpus
     if not gpus:
         raise DeviceUnavailableError(f"there is no GPU to tune on: {devices.problem()}")
@@ -149,17 +158,12 @@ def _measured(
             return _tuned(operation, request, search, clock, seconds, compiled, seed)
 
 
-def _problem(request: Request) -> Any:
-    """The problem of a request that records are kept by, which is the same on every GPU; None of an empty result."""
-    search = operation_of(request).search(request, devices.imagined(request.arch or SmArch.SM90A))
-    return None if search is None else search.tuned_problem
-
-
 def _known_of(request: Request, known: tuning.Records) -> dict[str, TuneRecord]:
-    """The records of a request by the model of GPU."""
-    problem = _problem(request) if known else None
-    wanted = None if problem is None else tuning.identity(problem)
-    return {gpu: record for (gpu, its), record in known.items() if its == wanted}
+    """The records of a request by the model of GPU; its problem is the same on all of them."""
+    device = devices.imagined(request.arch or SmArch.SM90A)
+    search = operation_of(request).search(request, device) if known else None
+    problem = None if search is None else tuning.identity(search.tuned_problem)
+    return {gpu: record for (gpu, its), record in known.items() if its == problem}
 
 
 def _result(task: futures.Future[TuneRecord | None]) -> TuneRecord | None:
@@ -189,10 +193,9 @@ def _executors(
 @contextlib.contextmanager
 def _turn(gpus: Sequence[int]) -> Iterator[int]:
     """Waits for one of the GPUs that nobody of this host tunes on, and keeps others from it meanwhile."""
-    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    places = {index: visible[index] if index < len(visible) and visible[index] else str(index) for index in gpus}
+    visible = dict(enumerate(name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
     folder = Path(tempfile.gettempdir())
-    paths = {index: folder / f"atomr_cutlass-tune-{place}.lock" for index, place in places.items()}
+    paths = {index: folder / f"atomr_cutlass-tune-{visible.get(index) or index}.lock" for index in gpus}
     try:
         while True:
             tried = ((index, locks.try_lock(path)) for index, path in paths.items())  # stops at the first that is free
@@ -206,29 +209,6 @@ def _turn(gpus: Sequence[int]) -> Iterator[int]:
         yield index
     finally:
         lock.unlock()
-
-
-def import_csv(
-    source: str | os.PathLike[str], path: str | os.PathLike[str], *, gpu: str | None = None
-) -> tuple[list[TuneRecord], int]:
-    """Adds the fastest kernel of each problem of cutlass_profiler's CSV to a file of tuned choices.
-
-    Args:
-        source: the CSV.
-        path: the file.
-        gpu: name of the model that it was measured on; None is that of GPU 0.
-
-    Returns:
-        (the records, the number of rows that are none).
-
-    Raises:
-        InvalidOperandError, DeviceUnavailableError: as `load_tuning`; or the file cannot be written.
-    """
-    file, target = _path(source), _path(path)
-    records, left_out = profiler_csv.read(file, gpu)
-    for record in records:
-        _append(target, record)
-    return records, left_out
 
 
 def load_tuning(path: str | os.PathLike[str], *, gpu: str | None = None) -> int:
@@ -258,16 +238,6 @@ def load_tuning(path: str | os.PathLike[str], *, gpu: str | None = None) -> int:
     return len(records)
 
 
-def _checked(requests: Iterable[Request]) -> Iterator[Request]:
-    try:
-        listed = iter(requests)
-    except TypeError:
-        raise InvalidOperandError(f"requests is a {type(requests).__name__}; expected a list of requests") from None
-    for request in listed:
-        operation_of(request)  # refuses anything but a request
-        yield request
-
-
 def _path(path: str | os.PathLike[str]) -> Path:
     try:
         os.fsencode(path)
@@ -276,12 +246,13 @@ def _path(path: str | os.PathLike[str]) -> Path:
         raise InvalidOperandError(f"path is {shown(path)}; expected the path of a file of tuned choices") from None
 
 
-def _append(path: Path, record: TuneRecord) -> None:
-    """Adds a record to a file; whole lines only, whoever else writes to it or dies meanwhile."""
+def append(path: Path, records: Iterable[TuneRecord]) -> None:
+    """Adds records to a file; whole lines only, whoever else writes to it or dies meanwhile."""
+    added = "".join(f"{record.line()}\n" for record in records)
     try:
         with locks.hold(path.with_name(f"{path.name}.lock"), _LOCK_SECONDS):
             before = path.read_text(encoding="utf-8") if path.exists() else ""
-            files.write(path, f"{before}{record.line()}\n".encode(), path.parent, mode=0o644)
+            files.write(path, f"{before}{added}".encode(), path.parent, mode=0o644)
     except OSError as error:
         raise InvalidOperandError(f"cannot add tuned choices to {path}: {error.strerror or error}") from error
 
@@ -292,12 +263,12 @@ def _append(path: Path, record: TuneRecord) -> None:
 
 @dataclass
 class _Timed:
-    """A candidate with its plan, and the times of a graph of its launches."""
+    """A candidate with its plan, which has the workspace that launches write to, and the times of one launch."""
 
     record: TuneRecord
     candidate: Candidate[Any]
     plan: Any
-    replay: Any
+    replay: Callable[[], float]
     seconds: list[float]
 
     @property
@@ -326,14 +297,15 @@ def _planned(
 
 
 def _tuned(
-    operation: PlannedOperation[Any], request: Request, search: KernelSearch[Any], clock: Any, seconds: float,
+    operation: PlannedOperation[Any], request: Request, search: KernelSearch[Any], clock: Clock, seconds: float,
     compiled: int, seed: int,
 ) -> TuneRecord:  # fmt: skip
     """The record of one request."""
     device = search.device
     arrays = operation.random_arrays(request, np.random.default_rng(seed))
     size = sum(array.nbytes for array in arrays.values())
-    sets = cold_sets(size, device, functools.partial(probe.uploaded, request, arrays, device.index))
+    copies = min(max(math.ceil(L2_TIMES * device.l2_bytes / size), SETS[0]), SETS[-1], device.memory_bytes // 4 // size)
+    sets = [probe.uploaded(request, arrays, device.index) for _ in range(max(1, copies))]
     deadline = time.monotonic() + seconds
     timed: list[_Timed] = []
     failures: list[CutlassError] = []
@@ -344,9 +316,8 @@ def _tuned(
                 return
             try:
                 record, plan = _planned(operation, request, search, candidate)
-                launch = functools.partial(operation.launch, plan, request)
-                replay = clock.replay(lambda views, stream, launch=launch: launch(views, stream=stream), sets)
-                timed.append(_Timed(record, candidate, plan, replay, [replay.seconds()]))
+                replay = clock.replay(functools.partial(operation.launch, plan, request), sets)
+                timed.append(_Timed(record, candidate, plan, replay, [replay()]))
             except CutlassError as error:  # one that does not run is no reason not to try others
                 failures.append(error)
 
@@ -365,7 +336,7 @@ def _tuned(
     finalists += [chosen] if chosen not in finalists else []
     for _ in range(ROUNDS):
         for timing in finalists:
-            timing.seconds.append(timing.replay.seconds())
+            timing.seconds.append(timing.replay())
     tried = len(timed)
     for winner in sorted(finalists, key=lambda timing: timing.median):
         mismatches = probe.checked(winner.plan, arrays, sets[0], parts=PARTS_CHECKED).mismatches
@@ -395,3 +366,62 @@ def _candidates(search: KernelSearch[Any], compiled: int) -> list[Candidate[Any]
     count = max(compiled, 0 if native else 1)
     cells = select.rank_cells(search) if count else []
     return native + [candidate for candidate in cells if candidate.key not in built][:count]
+
+
+class Clock:
+    """Times launches on a stream of its own, as CUDA graphs, between two events."""
+
+    def __init__(self, device: Device) -> None:
+        self._driver = ctypes.CDLL("libcuda.so.1")  # which is loaded by now: there is a GPU
+        self._device = device.index
+        context = self._made("cuDevicePrimaryCtxRetain", device.index)
+        self._call("cuCtxPushCurrent_v2", context)
+        self._stream = self._made("cuStreamCreate", _NON_BLOCKING)
+        self._begin, self._end = (self._made("cuEventCreate", 0) for _ in range(2))
+
+    def replay(self, launch: Callable[..., None], sets: Sequence[Mapping[str, Any]]) -> Callable[[], float]:
+        """Captures one launch on each set of operands in a graph; returns what runs it and says the seconds of one."""
+        stream = int(self._stream.value or 0)
+        launch(sets[0], stream=stream)  # a first launch loads and asks for things, which no capture takes
+        self._call("cuStreamSynchronize", self._stream)
+        self._call("cuStreamBeginCapture_v2", self._stream, _RELAXED)
+        captured = ctypes.c_void_p()
+        try:
+            for views in sets:
+                launch(views, stream=stream)
+        finally:
+            self._call("cuStreamEndCapture", self._stream, ctypes.byref(captured))
+        graph = ctypes.c_void_p()
+        self._call("cuGraphInstantiateWithFlags", ctypes.byref(graph), captured, ctypes.c_ulonglong(0))
+        self._call("cuGraphDestroy", captured)
+        self._call("cuGraphLaunch", graph, self._stream)
+
+        def seconds() -> float:
+            self._call("cuEventRecord", self._begin, self._stream)
+            self._call("cuGraphLaunch", graph, self._stream)
+            self._call("cuEventRecord", self._end, self._stream)
+            self._call("cuEventSynchronize", self._end)
+            elapsed = ctypes.c_float()
+            self._call("cuEventElapsedTime", ctypes.byref(elapsed), self._begin, self._end)
+            return elapsed.value / 1e3 / len(sets)
+
+        weakref.finalize(seconds, self._driver.cuGraphExecDestroy, graph).atexit = False
+        return seconds
+
+    def close(self) -> None:
+        """Gives back everything but graphs, which go with what `replay` returned."""
+        for event in (self._begin, self._end):
+            self._call("cuEventDestroy_v2", event)
+        self._call("cuStreamDestroy_v2", self._stream)
+        self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+        self._call("cuDevicePrimaryCtxRelease_v2", self._device)
+
+    def _made(self, function: str, argument: int) -> ctypes.c_void_p:
+        handle = ctypes.c_void_p()
+        self._call(function, ctypes.byref(handle), argument)
+        return handle
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        status = getattr(self._driver, function)(*arguments)
+        if status != 0:
+            raise DeviceUnavailableError(f"{function} of the driver failed with CUDA error {status} while tuning")

@@ -14,16 +14,18 @@ import json
 import os
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from ..errors import CutlassError, InvalidOperandError
 from ..generator import key_file
 from ..generator.epilogue.tree import EpilogueVisitorTree
 from ..generator.key import KernelKey
+
+T = TypeVar("T")
 
 VARIABLE = "ATOMR_CUTLASS_TUNED"
 VERSION = 1
@@ -110,11 +112,7 @@ def _plain(value: Any) -> Any:
 
 
 def parse(values: Any) -> TuneRecord:
-    """The record of an object of a file.
-
-    Raises:
-        ValueError: it is none, or of another version.
-    """
+    """The record of an object of a file, which may be none, or of another version: a ValueError then."""
     key = key_file.parse(values)
     tuned = values.get("tuned")
     if not isinstance(tuned, Mapping):
@@ -143,21 +141,21 @@ _KINDS: dict[Any, tuple[Any, str]] = {
 
 
 def read(path: Path) -> list[TuneRecord]:
-    """The records of a file. Blank lines are passed over.
+    """The records of a file."""
+    return read_lines(path, parse)
 
-    Raises:
-        InvalidOperandError: the file cannot be read, or a line is no record; names the line.
-    """
+
+def read_lines(path: Path, parsed: Callable[[Any], T]) -> list[T]:
+    """What a function makes of the JSON of each line that is not blank; errors name the line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:  # not a path, or not text
-        reason = getattr(error, "strerror", None) or error
-        raise InvalidOperandError(f"cannot read the tuned choices of {path}: {reason}") from error
+        raise InvalidOperandError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     found = []
     for number, text in enumerate(lines, 1):
         if text.strip():
             try:
-                found.append(parse(json.loads(text)))
+                found.append(parsed(json.loads(text)))
             except (ValueError, RecursionError) as error:
                 raise InvalidOperandError(f"{path}:{number}: {error}") from error
     return found

@@ -8,7 +8,7 @@ write one.
 
 from __future__ import annotations
 
-import os
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,12 +35,10 @@ class Cubin:
     """A kernel of a pack.
 
     Attributes:
-        key: the kernel's key.
-        kernel: machine code of the kernel.
-        companion: that of what evaluates its parameters (jit_abi.h).
+        companion: machine code of what evaluates the kernel's parameters (jit_abi.h).
         content: what it was compiled from and by, as `KernelInfo` has it.
         shared_bytes: dynamic shared memory of a thread block.
-        threads: threads of a thread block.
+        threads: of a thread block.
         verified: what is recorded of its verification, as `Verification.to_dict` gives it.
     """
 
@@ -55,13 +53,7 @@ class Cubin:
 
 @dataclass(frozen=True)
 class Pack:
-    """The contents of a pack. Two packs of one name are told apart by their files.
-
-    Attributes:
-        name: the pack's name.
-        built: how its kernels were built, by BUILT.
-        cubins: the kernels.
-    """
+    """The contents of a pack of cubins; `built`, how they were built, by BUILT."""
 
     name: str
     built: Mapping[str, Any]
@@ -90,59 +82,74 @@ def encode(pack: Pack) -> bytes:
     return append(b"".join((MAGIC, *images)), pack.manifest())
 
 
-def decode(data: bytes, where: str) -> Pack:
-    """The inverse of `encode`, once every byte has been checked; messages call the file `where`.
+def decode(data: bytes, where: str) -> Pack | dict[str, Any]:
+    """The pack of cubins in a file, or the manifest of a shared library, once every byte has been checked.
 
-    Raises:
-        LibraryError: it is not as it was written, or no pack that this package can read; says which.
+    A file that is not as it was written, or that this package cannot load, is refused as `where`.
     """
-    told = _manifest(data, where)
     try:
-        # First of all, for what follows may mean something else in another version.
-        _require_fit(told["abi_version"], told["layout"], where)
-        built = {name: told[name] for name in BUILT}
-        end, cubins = len(MAGIC), []
-        for entry in told["kernels"]:
-            images = []
-            for image in entry["images"]:
-                start, end = end, end + image["bytes"]
-                images.append(data[start:end])
-            code, companion = images
-            facts = {name: entry[name] for name in ("content", "shared_bytes", "threads")}
-            cubins.append(Cubin(key_file.parse(entry), code, companion, **facts, verified=tuple(entry["verified"])))
-        if end != told["bytes"]:
-            raise LibraryError("pack", f"{where} has images of other lengths than its manifest says: rebuild the pack")
-        return Pack(told["name"], built, tuple(cubins))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise LibraryError("pack", f"{where} has a manifest that cannot be used ({error}): rebuild the pack") from error
-
-
-def _require_fit(abi_version: int, layout: str, where: str) -> None:
-    """Refuses a pack that was built for another ABI than this package's."""
+        told = unseal(data)
+    except (ValueError, RecursionError) as error:
+        raise LibraryError("pack", f"{where} is damaged: {error}; copy or build it again") from error
+    # First of all, for what follows may mean something else in another version. Where a manifest does not say them, the
+    # library itself says them once it is loaded.
+    abi_version, layout = told.get("abi_version", _core.ABI_VERSION), told.get("layout", LAYOUT)
     if abi_version != _core.ABI_VERSION:
-        raise LibraryError(
-            "pack",
-            f"{where} was built for ABI {abi_version}; this package speaks ABI {_core.ABI_VERSION}: rebuild the pack",
-        )
+        raise _refusal(where, f"was built for ABI {abi_version}; this package speaks ABI {_core.ABI_VERSION}")
     if layout != LAYOUT:
+        reason = f"was built for another layout of the ABI's structs ({layout}; this package has {LAYOUT})"
+        raise _refusal(where, reason)
+    try:
+        if data.startswith(MAGIC):
+            return _pack(told, data, where)
+        _require_glibc(str(told["glibc"]), len(told["kernels"]), where)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _refusal(where, f"has a manifest that cannot be used ({error})") from error
+    return told
+
+
+def _refusal(where: str, reason: str) -> LibraryError:
+    return LibraryError("pack", f"{where} {reason}: rebuild the pack")
+
+
+def _pack(told: Mapping[str, Any], data: bytes, where: str) -> Pack:
+    """The inverse of `encode`, of its bytes and the manifest at their end."""
+    end, cubins = len(MAGIC), []
+    for entry in told["kernels"]:
+        images = []
+        for image in entry["images"]:
+            start, end = end, end + image["bytes"]
+            images.append(data[start:end])
+        code, companion = images
+        facts = {name: entry[name] for name in ("content", "shared_bytes", "threads")}
+        cubins.append(Cubin(key_file.parse(entry), code, companion, **facts, verified=tuple(entry["verified"])))
+    if end != told["bytes"]:
+        raise _refusal(where, "has images of other lengths than its manifest says")
+    return Pack(told["name"], {name: told[name] for name in BUILT}, tuple(cubins))
+
+
+def _require_glibc(needed: str, kernels: int, where: str) -> None:
+    """Refuses a shared library of so many kernels that needs a newer C library than this system's."""
+    library, here = platform.libc_ver()
+    if needed and library == "glibc" and _numbers(needed) > _numbers(here):
         raise LibraryError(
             "pack",
-            f"{where} was built for another layout of the ABI's structs ({layout}; this package has {LAYOUT}): "
-            "rebuild the pack",
+            f"{where} ({kernels} kernels) needs GLIBC_{needed}, and this system has {here}: build it on a system "
+            "that is as old, or as cubins (`atomr-cutlass build`), which need none",
         )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 def read(path: Path) -> Pack | dict[str, Any]:
-    """The pack of cubins in a file or, of one that is a shared library, the manifest, once every byte has been checked.
-
-    Raises:
-        LibraryError: the file cannot be read, is damaged, or is no pack that this package can load.
-    """
+    """As `decode`, of a file that may be missing."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise LibraryError("pack", f"cannot read {path}: {error.strerror}") from error
-    return decode(data, str(path)) if data.startswith(MAGIC) else _check_library(data, str(path))
+    return decode(data, str(path))
 
 
 def read_cubins(path: Path) -> Pack:
@@ -158,46 +165,13 @@ def read_cubins(path: Path) -> Pack:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a pack of either form as JSON-ready values; errors are those of `read`."""
+    """The manifest of a pack of either form as JSON-ready values."""
     found = read(path)
     return {"form": "cubins", **found.manifest()} if isinstance(found, Pack) else {"form": "library", **found}
 
 
-def _check_library(data: bytes, where: str) -> dict[str, Any]:
-    """The manifest of a shared library, unless this system's C library is older than it needs; nothing is loaded."""
-    told = _manifest(data, where)
-    try:
-        needed, count = str(told["glibc"]), len(told["kernels"])
-    except (KeyError, TypeError) as error:
-        raise LibraryError("pack", f"{where} has a manifest that cannot be used ({error}): rebuild the pack") from error
-    # Where they are not said, the library itself says them once it is loaded.
-    _require_fit(told.get("abi_version", _core.ABI_VERSION), told.get("layout", LAYOUT), where)
-    here = _glibc()
-    if needed and here and _numbers(needed) > _numbers(here):
-        raise LibraryError(
-            "pack",
-            f"{where} ({count} kernels) needs GLIBC_{needed}, and this system has {here}: build it on a system "
-            "that is as old, or as cubins (`atomr-cutlass build`), which need none",
-        )
-    return told
-
-
-def _glibc() -> str:
-    """The version of this system's C library, where it is glibc; else empty."""
-    name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
-    return version if name == "glibc" else ""
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split(".")]
-
-
 def merge(packs: Sequence[Pack], name: str) -> Pack:
-    """One pack of the kernels of several.
-
-    Raises:
-        LibraryError: they were built in different ways, or have different code for one kernel.
-    """
+    """One pack of the kernels of several, which were built alike."""
     first = packs[0]
     cubins: dict[KernelKey, Cubin] = {}
     for pack in packs:
@@ -212,11 +186,3 @@ def merge(packs: Sequence[Pack], name: str) -> Pack:
             if (other.kernel, other.companion) != (cubin.kernel, cubin.companion):
                 raise LibraryError("pack", f"the packs have different code for {cubin.key.name}: rebuild one of them")
     return Pack(name, first.built, tuple(cubins.values()))
-
-
-def _manifest(data: bytes, where: str) -> dict[str, Any]:
-    """The manifest of a pack, once every byte has been checked."""
-    try:
-        return unseal(data)
-    except (ValueError, RecursionError) as error:
-        raise LibraryError("pack", f"{where} is damaged: {error}; copy or build it again") from error

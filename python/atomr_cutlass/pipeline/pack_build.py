@@ -17,16 +17,15 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _core
 from ..errors import CompileError, CutlassError, DeviceUnavailableError, LibraryError
 from ..generator import elf, emit, headers, key_file, machine
 from ..generator import toolchain as nvcc_toolchain
-from ..generator.content import cutlass_digest, source_digest
+from ..generator.content import source_digest
 from ..generator.key import KernelKey, check_unique
 from ..generator.manifest import LICENSE, kernel, manifest
 from ..generator.matrix import family
@@ -37,7 +36,7 @@ from ..jit import toolchain as jit_toolchain
 from ..jit.compiler import COMPILE_SECONDS, Images
 from ..jit.toolchain import Toolchain, toolchain
 from .pack import LAYOUT, Cubin, Pack, encode
-from .verification import identity, verification
+from .verification import cutlass_identity, identity, verification
 
 FLAGS = (
     "-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr", "-cudart=static", "-Xfatbin", "-compress-all",
@@ -57,20 +56,9 @@ def build(
     executor: Executor | None = None,
     finished: Callable[[KernelKey], None] = lambda _key: None,
 ) -> bytes:
-    """The file of a pack. What was compiled before an interruption is taken from the cache by the next build.
+    """The file of a pack, by one of COMPILERS; an executor runs `compile_key` or `compile_unit`, without one threads.
 
-    Args:
-        keys: the kernels to compile.
-        name: of the pack.
-        compiler: of COMPILERS: `nvrtc` makes a pack of cubins, `nvcc` a shared library, sealed.
-        executor: runs `compile_key` or `compile_unit`; None: threads, whose compilers are processes, as many as CPUs
-            and memory allow.
-        finished: is told of each kernel that is done.
-
-    Raises:
-        CompileError: some kernels do not compile; names them. Those that do are in the cache.
-        DeviceUnavailableError: the compiler is missing, or what it needs: CUDA's headers or a host compiler.
-        LibraryError: a compiler died, or the executor, or the library cannot be linked.
+    What was compiled before an interruption, or beside kernels that do not compile, is in the cache for the next build.
     """
     return COMPILERS[compiler](keys, name, executor, finished)
 
@@ -119,13 +107,6 @@ def dask_cluster(address: str) -> Iterator[Executor]:
     """The workers of a Dask cluster as an executor. Each needs this package, to compile also NVRTC, and has its cache.
 
     What a worker leaves unfinished when it dies is done by another worker.
-
-    Args:
-        address: of the scheduler, such as `tcp://10.0.0.1:8786`.
-
-    Raises:
-        DeviceUnavailableError: Dask is not installed.
-        LibraryError: there is no scheduler at the address.
     """
     try:
         from distributed import Client
@@ -166,8 +147,10 @@ def _facts(compiler: str, digests: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _verified(key: KernelKey) -> tuple[dict[str, str], ...]:
-    return tuple(record.to_dict() for record in verification(key).records)
+def _facts_of(key: KernelKey, compiler: str) -> tuple[str, tuple[dict[str, str], ...]]:
+    """(what a kernel is compiled from and by, what is recorded of its verification)."""
+    verified = tuple(record.to_dict() for record in verification(key).records)
+    return f"{' '.join(identity(key))} {compiler}", verified
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -187,16 +170,7 @@ def _cubins(
 
 
 def compile_key(line: str, digest: str) -> bytes:
-    """The images of a key, as `Images.pack` has them: a function of the key and the toolchain, on any machine.
-
-    Args:
-        line: the key, as a line of a file of keys; for `compile_unit` the lines of several.
-        digest: of the toolchain that is to compile it.
-
-    Raises:
-        LibraryError: the toolchain here is another one.
-        CompileError: the source does not compile.
-    """
+    """The images of a key (a line of a file of keys) by the toolchain of this digest, as `Images.pack` has them."""
     key = key_file.parse(json.loads(line))
     _require("nvrtc", _nvrtc_digest(toolchain()), digest, key)
     return kernels.load(key, key.arch.value)[0].pack()
@@ -213,9 +187,8 @@ def _cubin(key: KernelKey, images: Images, tools: Toolchain) -> Cubin:
     layout, _, _, shared_bytes, threads, *_ = _INFO.unpack(info)
     if layout != _core.LAYOUT_DIGEST:
         raise LibraryError("pack", f"the headers that {key.name} is compiled with are of another ABI: reinstall")
-    source, cutlass = identity(key)
-    content = f"{source} {cutlass} {tools.compiler}"
-    return Cubin(key, images.kernel, images.companion, content, shared_bytes, threads, _verified(key))
+    content, verified = _facts_of(key, tools.compiler)
+    return Cubin(key, images.kernel, images.companion, content, shared_bytes, threads, verified)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -223,46 +196,21 @@ def _cubin(key: KernelKey, images: Images, tools: Toolchain) -> Cubin:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Nvcc:
-    """A CUDA compiler with its headers.
+class Nvcc(NamedTuple):
+    """A CUDA compiler: `digest` identifies it, its headers and options whatever their paths, `cutlass` those headers."""
 
-    Attributes:
-        path: the compiler.
-        host: the host compiler.
-        version: what both say of themselves.
-        cutlass: identity of CUTLASS's headers as it finds them.
-        include: where it looks for headers.
-    """
-
-    path: Path
-    host: Path
-    version: str
+    name: str
+    digest: str
     cutlass: str
-    include: tuple[Path, ...]
-
-    @property
-    def name(self) -> str:
-        """Such as `nvcc 13.0.88`."""
-        found = re.search(r"V(\d+(?:\.\d+)+)", self.version)
-        return f"nvcc {found[1] if found else '?'}"
-
-    @property
-    def digest(self) -> str:
-        """Identifies the compiler, its headers and its options independently of their paths."""
-        return _digest(self.name, self.version, self.cutlass, headers.digest(jit_toolchain.OURS), *FLAGS)
+    command: list[str]
 
 
 def nvcc() -> Nvcc:
-    """The compiler that a build of the package would take: `CUDACXX`, an installed one, or PyPI's.
-
-    Raises:
-        DeviceUnavailableError: there is none, or the headers are none of CUTLASS.
-    """
+    """The compiler that a build of the package would take: `CUDACXX`, an installed one, or PyPI's."""
     try:
         path = nvcc_toolchain.find_nvcc(kernels.store().folder / "toolkit")
-        found = headers.includes(jit_toolchain.CUTLASS, "nvcc", ours=jit_toolchain.OURS)
-        digest = cutlass_digest(jit_toolchain.CUTLASS, jit_toolchain.OURS, jit_toolchain.cutlass_digest())
+        folders = headers.includes(jit_toolchain.CUTLASS, "nvcc", ours=jit_toolchain.OURS).folders
+        cutlass = cutlass_identity()
     except (nvcc_toolchain.ToolchainError, headers.HeadersError) as error:
         raise DeviceUnavailableError(f"{error} (--compiler nvrtc needs neither nvcc nor a host compiler)") from error
     named = (shlex.split(os.environ.get("CXX", "")) or ["c++"])[0]
@@ -272,8 +220,11 @@ def nvcc() -> Nvcc:
             f"nvcc needs a C++ compiler, and there is no {named}: install one, or name it in CXX (--compiler nvrtc "
             "needs neither)"
         )
-    versions = [_run([program, "--version"])[1] for program in (str(path), host)]
-    return Nvcc(path, Path(host), "\n".join(versions), digest, found.folders)
+    version = "\n".join(_run([program, "--version"])[1] for program in (str(path), host))
+    release = re.search(r"V(\d+(?:\.\d+)+)", version)
+    name = f"nvcc {release[1] if release else '?'}"
+    digest = _digest(name, version, cutlass, headers.digest(jit_toolchain.OURS), *FLAGS)
+    return Nvcc(name, digest, cutlass, [str(path), f"-ccbin={host}", *FLAGS, *(f"-I{folder}" for folder in folders)])
 
 
 def _library(
@@ -297,7 +248,7 @@ def _library(
         (folder / "table.cpp").write_text(emit.table(keys), encoding="utf-8")
         (folder / "pack.map").write_text("{ global: atomr_cutlass_pack_v1; local: *; };\n", encoding="ascii")
         words = [
-            *_command(tools), *LINK_FLAGS, f"-Xlinker=--version-script={folder / 'pack.map'}",
+            *tools.command, *LINK_FLAGS, f"-Xlinker=--version-script={folder / 'pack.map'}",
             f'-DATOMR_CUTLASS_PACK_NAME="{name}"', str(folder / "table.cpp"), *map(str, paths),
             "-o", str(folder / "pack.so"),
         ]  # fmt: skip
@@ -305,20 +256,13 @@ def _library(
         if status != 0:
             raise LibraryError("nvcc", f"the pack cannot be linked: {log.strip()[-2000:]}")
         library = (folder / "pack.so").read_bytes()
-    by = f"{tools.cutlass} {tools.name}"
-    members = [kernel(key, f"{source_digest(key, jit_toolchain.OURS)} {by}", _verified(key)) for key in keys]
+    members = [kernel(key, *_facts_of(key, tools.name)) for key in keys]
     digests = {"cutlass": jit_toolchain.cutlass_digest(), "atomr_cutlass": headers.digest(jit_toolchain.OURS)}
     return seal(library, manifest(name, members, **_facts(tools.name, digests)))
 
 
 def compile_unit(lines: str, digest: str) -> bytes:
-    """The object file of kernels of one arch that `emit.units_of` puts together; arguments are those of `compile_key`.
-
-    Raises:
-        LibraryError: the toolchain here is another one.
-        CompileError: the source does not compile.
-        UnsupportedError: a kernel cannot compile with the installed version of CUTLASS.
-    """
+    """The object file of the kernels of one arch that `emit.units_of` puts together; arguments as of `compile_key`."""
     keys = [key_file.parse(json.loads(line)) for line in lines.splitlines()]
     tools = nvcc()
     _require("nvcc", tools.digest, digest, keys[0])
@@ -342,7 +286,7 @@ def compile_unit(lines: str, digest: str) -> bytes:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
             made = Path(work, f"{name}.o")
-            status, log = _run([*_command(tools), *options, "-c", str(path), "-o", str(made)])
+            status, log = _run([*tools.command, *options, "-c", str(path), "-o", str(made)])
             if status != 0:
                 raise CompileError(
                     f"{name} does not compile for {arch.value}: {log.strip()[-500:]}",
@@ -353,10 +297,6 @@ def compile_unit(lines: str, digest: str) -> bytes:
     content = hashlib.sha256("\0".join(["object", *sources.values(), *options, digest]).encode()).digest()
     info = {"name": name, "target": f"{arch.value} object", "nvcc": tools.name}
     return kernels.store().obtain(content, make, info)[0]
-
-
-def _command(tools: Nvcc) -> list[str]:
-    return [str(tools.path), f"-ccbin={tools.host}", *FLAGS, *(f"-I{folder}" for folder in tools.include)]
 
 
 def _run(words: Sequence[str]) -> tuple[int, str]:

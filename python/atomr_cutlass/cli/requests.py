@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -59,13 +58,8 @@ def run_command(
     """One request on random operands: on a GPU timed and checked against the reference, which computes without one."""
     if backend not in BACKENDS:
         raise typer.BadParameter(f"unknown backend {backend!r}; valid: {', '.join(BACKENDS)}", param_hint="--backend")
-    result = verify.run(
-        request,
-        backend=backend,
-        jit=kernels.policy(jit) if jit else None,
-        seed=seed,
-        progress=functools.partial(_tracker, request),
-    )
+    policy = kernels.policy(jit) if jit else None
+    result = verify.run(request, backend=backend, jit=policy, seed=seed, progress=_tracker(request))
     if as_json:
         print_json(result.to_dict())
     else:
@@ -177,17 +171,17 @@ def _tried(request: Request, jit: str | None = None) -> tuple[RunResult, str]:
 
 
 @contextlib.contextmanager
-def _tracker(request: Request) -> Iterator[Track | None]:
+def _tracker(request: Request) -> Iterator[Track]:
     """A progress bar on a terminal, for loops of more than about two seconds."""
     if operation_of(request).products(request) < 1e10 or not sys.stderr.isatty():
-        yield None
+        yield iter
         return
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("Computing", total=None)
 
-        def bar(parts: Iterable[Arrays], count: int) -> Iterable[Arrays]:
-            progress.update(task, description="The reference computes", total=count)
-            return progress.track(parts, total=count, task_id=task)
+        def bar(parts: list[Arrays]) -> Iterable[Arrays]:
+            progress.update(task, description="The reference computes", total=len(parts))
+            return progress.track(parts, task_id=task)
 
         yield bar
 

@@ -197,7 +197,7 @@ def _cubin(key: KernelKey, images: Images, tools: Toolchain) -> Cubin:
 
 
 class Nvcc(NamedTuple):
-    """A CUDA compiler: `digest` identifies it, its headers and options whatever their paths, `cutlass` those headers."""
+    """A CUDA compiler; `digest` identifies it, its headers and its options by content, `cutlass` its headers."""
 
     name: str
     digest: str

@@ -28,21 +28,13 @@ _PARTS = 32
 
 RequestT = TypeVar("RequestT", bound="Request")
 
-Track = Callable[[Iterable[Arrays], int], Iterable[Arrays]]
-"""Shows the progress of a loop: (its iterable, its length) -> the same items."""
+Track = Callable[[list[Arrays]], Iterable[Arrays]]
+"""Shows the progress of a loop over these items."""
 
 
 @dataclass
 class Check:
-    """Counts the elements outside the tolerance, part by part.
-
-    Attributes:
-        result: element type of the result.
-        limits: the bounds.
-        mismatches: how many elements lie outside.
-        max_error: the largest absolute difference.
-        differences: of an epilogue's tree, where its results differ, in words.
-    """
+    """Counts the elements outside the tolerance, part by part; of a tree's, `differences` tells in words where."""
 
     result: CutlassDtype
     limits: Tolerance
@@ -75,16 +67,12 @@ class Check:
 
 
 class Probe(abc.ABC, Generic[RequestT]):
-    """A request on arrays. A part is what some elements of the result, `out`, come from.
+    """A request on arrays, operands and results by name. A part is what some elements of the result come from.
 
-    Attributes:
-        request: the request that is computed.
-        arrays: the operands and the results by name.
-        how: arguments of the reference.
+    `how` has arguments of the reference.
     """
 
     def __init__(self, request: RequestT, arrays: Arrays) -> None:
-        """A request on arrays."""
         self.request, self.arrays = request, arrays
         self.how: dict[str, Any] = {"alpha": request.epilogue.alpha, "beta": request.epilogue.beta}
 
@@ -174,16 +162,11 @@ def _inputs(tree: EpilogueVisitorTree, arrays: Arrays) -> Arrays:
 
 
 def checked(
-    made: Any, arrays: Arrays, views: Mapping[str, Any], *, track: Track | None = None, parts: int | None = None
+    made: Any, arrays: Arrays, views: Mapping[str, Any], *, track: Track = iter, parts: int | None = None
 ) -> Check:
-    """Launches a plan of a request and compares what it writes with the reference.
+    """Launches a plan of a request and compares what it writes with the reference: all, or so many parts of it.
 
-    Args:
-        made: the plan.
-        arrays: the operands, results as they are before the launch.
-        views: the same on the GPU (see `uploaded`).
-        track: shows how far the reference has come.
-        parts: of how many parts of the result, the last among them; None compares it all.
+    Arrays have the results as they are before the launch, views the same on the GPU (see `uploaded`).
     """
     request = made.request
     probe = operation_of(request).probe(request, arrays | _written(made, arrays, views))
@@ -191,7 +174,7 @@ def checked(
     compared = list(probe.parts())
     if parts is not None and parts < len(compared):
         compared = [compared[len(compared) * (number + 1) // parts - 1] for number in range(parts)]
-    for part in compared if track is None else track(compared, len(compared)):
+    for part in track(compared):
         probe.compare(part, check)
     probe.finish(check)
     return check

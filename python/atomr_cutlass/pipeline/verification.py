@@ -40,12 +40,7 @@ FILE: Final = Path(__file__).parents[1] / "verified.jsonl"
 
 @dataclass(frozen=True)
 class Verification:
-    """How a kernel was verified.
-
-    Attributes:
-        records: what was recorded of the kernel as it is.
-        changed: what was recorded before its source or headers changed, where nothing of that kind was since.
-    """
+    """Records of a kernel as it is, and, where none of that kind is, from before its source or headers `changed`."""
 
     records: tuple[Record, ...] = ()
     changed: tuple[Record, ...] = ()
@@ -70,12 +65,9 @@ class Verification:
 def verification(
     key: KernelKey, info: KernelInfo | None = None, known: Mapping[str, Sequence[Record]] | None = None
 ) -> Verification:
-    """How a kernel has been verified.
+    """How a kernel has been verified, by records, or those of this installation.
 
-    Args:
-        key: the kernel's.
-        info: its row of the table, which knows what it was compiled from; None for one compiled at run time.
-        known: the records; None: those of this installation.
+    Its row of the table knows what it was compiled from; one compiled at run time has none.
     """
     those = (records() if known is None else known).get(key.name, ())
     if not those:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +20,7 @@ from .planning import plan
 from .probe import Track, checked, uploaded
 from .request import Request
 
-Progress = Callable[[], AbstractContextManager["Track | None"]]
-"""Begins to show progress."""
-
+_SILENT: AbstractContextManager[Track] = nullcontext(iter)
 _BATCH_SECONDS = 0.05
 _REPEATS = 5
 
@@ -32,21 +30,17 @@ class RunResult:
     """The result of running one request.
 
     Attributes:
-        request: the request that was computed.
-        backend: `prebuilt`, `jit` or `reference`.
-        reason: why that backend.
+        backend: `prebuilt`, `jit` or `reference`, and the reason.
         kernel: name of the kernel (of a rewrite: of the one that does the products), or None.
         rewrite: how the request was put to kernels that do not compute it as it stands; empty for one that does.
-        device: what computed.
-        elements: elements of the result.
         mismatches: how many of them lie outside the tolerance; an amax that does counts too, and so do elements that an
             epilogue's tree writes beside the result. None where the reference computed: nothing was compared.
-        max_error: largest absolute difference of the result from the reference, or None likewise.
+        max_error: largest absolute difference of the result from the reference.
         tolerance: the bounds that held (see `reference.Tolerance`); with a bias, an activation or a tree those of the
-            accumulator, of which `reference.tolerances` makes the result's. None likewise.
-        plan_seconds: how long making the plan took, compilation included; None without a GPU.
-        launches: how many calls of the plan were timed; 0 without a GPU.
-        seconds: median time of one call, called back to back; None without a GPU.
+            accumulator, of which `reference.tolerances` makes the result's.
+        plan_seconds: how long making the plan took, compilation included.
+        launches: how many calls of the plan were timed.
+        seconds: median time of one call, called back to back.
     """
 
     request: Request
@@ -89,30 +83,24 @@ def run(
     backend: str = "auto",
     jit: str | None = None,
     seed: int = 0,
-    progress: Progress = nullcontext,
+    progress: AbstractContextManager[Track] = _SILENT,
 ) -> RunResult:
     """Computes one request on random operands, and checks what a GPU computed against the reference.
 
     Args:
-        request: the request to compute.
-        backend: `auto` (a GPU if there is one, the NumPy reference otherwise), `prebuilt`, `jit` or `reference`. The
-            request must name no other arch than the GPU's, unless the table has PTX for it.
+        request: the request to compute; it names no other arch than the GPU's, unless the table has PTX for it.
+        backend: `auto` (a GPU if there is one, the NumPy reference otherwise), `prebuilt`, `jit` or `reference`.
         jit: as for `plan`.
         seed: of the operands: normally distributed values, for int8 uniform over -127..127.
-        progress: enters while operands are made, gives what tracks the check, or the reference, exits at the end.
-
-    Raises:
-        InvalidOperandError: `request` is no request.
-        UnsupportedError, KernelNotFoundError, CompileError, DeviceUnavailableError: as for `plan`.
+        progress: is entered before operands are made, and gives what shows how far the reference has come.
     """
     operation = operation_of(request)
     result, generator = operation.operands(request)[-1], np.random.default_rng(seed)
     if backend == "reference" or (backend == "auto" and not devices.available()):
-        with progress() as track:
+        with progress as track:
             arrays = operation.random_arrays(request, generator)
             probe = operation.probe(request, arrays)
-            parts = list(probe.parts())
-            for part in parts if track is None else track(parts, len(parts)):
+            for part in track(list(probe.parts())):
                 probe.compute(part)
         return RunResult(
             request=request,
@@ -124,7 +112,7 @@ def run(
     start = time.perf_counter()
     made = plan(request, backend=backend, jit=jit)
     plan_seconds = time.perf_counter() - start
-    with progress() as track:
+    with progress as track:
         arrays = operation.random_arrays(request, generator)
         views = uploaded(request, arrays, made.device)
         launches, seconds = _timed(made, operation, views)

@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..jit.store import KernelStore
-from .options import AsJson
-from .output import complain, duration_text, line, print_json, report, size_text, track
+from .output import AsJson, complain, line, print_json, report, size_text, track
 
 cache_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -39,21 +38,24 @@ def cache_list_command(*, as_json: AsJson = False) -> None:
         ]
         print_json({"folder": store.folder, "max_bytes": store.max_bytes, "entries": rows})
         return
-    shown = Table("name", "target", "size", "age", "compiled in", box=None, pad_edge=False)
-    shown.columns[0].overflow = "fold"
-    for entry in entries:
-        name, target = str(entry.info.get("name", entry.digest)), str(entry.info.get("target", ""))
-        row = (name, target, size_text(entry.size), duration_text(now - entry.made), f"{entry.seconds:.1f} s")
-        if sys.stdout.isatty():
-            shown.add_row(*map(Text, row))
-        else:
-            print("\t".join(row))
-    total = f"{len(entries)} kernels, {size_text(sum(entry.size for entry in entries))} in {store.folder}"
+    lines = [
+        (
+            str(entry.info.get("name", entry.digest)), str(entry.info.get("target", "")), size_text(entry.size),
+            _duration(now - entry.made), f"{entry.seconds:.1f} s",
+        )
+        for entry in entries
+    ]  # fmt: skip
     if not entries:
         complain(f"there is no kernel in {store.folder}")
     elif sys.stdout.isatty():
+        shown = Table("name", "target", "size", "age", "compiled in", box=None, pad_edge=False)
+        shown.columns[0].overflow = "fold"
+        for row in lines:
+            shown.add_row(*map(Text, row))
         Console().print(shown)
-        line(total)
+        line(f"{len(entries)} kernels, {size_text(sum(entry.size for entry in entries))} in {store.folder}")
+    else:
+        print(*map("\t".join, lines), sep="\n")
 
 
 @cache_app.command("verify")
@@ -107,3 +109,10 @@ def _amount(text: str, units: dict[str, int], option: str, expected: str) -> flo
     if number is None or number[2] not in units:
         raise typer.BadParameter(f"{text!r} is not {expected}", param_hint=option)
     return float(number[1]) * units[number[2]]
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

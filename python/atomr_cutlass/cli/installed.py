@@ -34,12 +34,11 @@ from ..pipeline import devices, table
 from ..pipeline.devices import Device
 from ..pipeline.table import KernelInfo
 from ..pipeline.verification import verification
-from .options import TARGETS, AsJson
-from .output import complain, heading, line, print_json, size_text
+from .output import AsJson, complain, heading, line, print_json, size_text
 
 T = TypeVar("T")
 
-PACKAGE = Path(_core.__file__).parent
+TARGETS = ", ".join(arch.target for arch in SmArch)
 RUN_TIME = "compiling kernels at run time"
 
 
@@ -159,14 +158,9 @@ def print_kernels(kernels: list[KernelInfo]) -> None:
 
 
 def gather() -> dict[str, Any]:
-    """Looks at the installation; starts the driver and NVRTC, but allocates nothing on a GPU and writes nothing.
+    """Facts of the installation, JSON-ready: each part, or None; `driver` is also why it cannot be used.
 
-    Returns:
-        JSON-ready facts: `version` and `python`; `driver`, or why it cannot be used; `gpus`, every visible one with the
-        number of kernels that run on it; `nvcc`, `nvrtc`, `headers` (CUTLASS's in the package) and `cuda_headers`
-        (CCCL's), each with its version and where it is, or None; `jit`, compilation at run time, with the kernel cache;
-        `packs`, kernels by pack; `table`, kernels by op, generation and arch, packs included; and `missing`: `what` is
-        not there, what it is needed `for` and the `cure`.
+    Starts the driver and NVRTC, but allocates nothing on a GPU and writes nothing.
     """
     kernels = table.kernels()
     problem = devices.problem()
@@ -177,9 +171,10 @@ def gather() -> dict[str, Any]:
     cache, headers = _cache(), _headers()
     driver = 0 if problem else _core.driver_version() // 1000
     if tools and 0 < driver < tools.version[0]:
-        version = ".".join(map(str, tools.version))
-        cuda = f"CUDA {tools.version[0]}, which this driver (CUDA {driver}) is too old for"
-        jit_problem = f"NVRTC {version} compiles for {cuda}"
+        jit_problem = (
+            f"NVRTC {'.'.join(map(str, tools.version))} compiles for CUDA {tools.version[0]}, "
+            f"which this driver (CUDA {driver}) is too old for"
+        )
     # The error names either extra; here the driver has been asked which one it is.
     extra = "cu12" if 0 < driver < 13 else "cu13"
     missing = [
@@ -294,7 +289,7 @@ def _cache() -> dict[str, Any]:
 
 
 def _headers() -> dict[str, str] | None:
-    folder = PACKAGE / "include" / "cutlass_headers"
+    folder = jit_toolchain.CUTLASS
     try:
         text = (folder / "cutlass" / "version.h").read_text(encoding="utf-8")
     except OSError:

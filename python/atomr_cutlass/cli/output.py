@@ -1,17 +1,20 @@
-"""Output of the commands."""
+"""Output of the commands, as JSON (`--json`) or for readers."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import rich.progress
+import typer
 from rich.console import Console
 from rich.text import Text
 
 T = TypeVar("T")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def complain(message: str) -> None:
@@ -54,11 +57,3 @@ def heading(text: str) -> None:
 def size_text(count: int) -> str:
     """Bytes in a unit."""
     return f"{count / 2**20:.1f} MiB" if count >= 1 << 20 else f"{count / 2**10:.1f} KiB"
-
-
-def duration_text(seconds: float) -> str:
-    """Seconds in a unit."""
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"

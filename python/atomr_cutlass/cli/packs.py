@@ -6,6 +6,7 @@ Packs of either form are made from files of keys and looked at; those of cubins 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import runpy
 import sys
@@ -26,8 +27,7 @@ from ..generator.rules import HALF_TYPES
 from ..generator.selection import Selection
 from ..jit import files
 from ..pipeline import pack, pack_build
-from .options import AsJson
-from .output import complain, report, size_text
+from .output import AsJson, complain, report, size_text
 
 pack_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -149,13 +149,8 @@ def _write(path: Path, data: bytes, *, as_json: bool, **facts: Any) -> None:
 def _progress(count: int) -> Iterator[Callable[[KernelKey], None]]:
     """A bar on a terminal, elsewhere a line for each kernel, on the standard error."""
     if not sys.stderr.isatty():
-        done: list[Any] = []
-
-        def tell(key: KernelKey) -> None:
-            done.append(key)
-            complain(f"{len(done)} of {count}: {key.name}")
-
-        yield tell
+        numbers = itertools.count(1)
+        yield lambda key: complain(f"{next(numbers)} of {count}: {key.name}")
         return
     columns = (TextColumn("compiling"), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -194,11 +189,7 @@ def epilogue_command(
 
 
 def _found(place: str) -> Any:
-    """Returns the object that a file defines under a name.
-
-    Raises:
-        InvalidOperandError: there is no such file or name, or the file does not run.
-    """
+    """The object that a file defines under a name: `FILE.py:NAME`."""
     path, colon, name = place.rpartition(":")
     if not colon or not name.isidentifier():
         raise InvalidOperandError(f"function is {place!r}; expected FILE.py:NAME")

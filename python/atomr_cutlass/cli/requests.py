@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
+import inspect
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,19 +22,74 @@ from ..jit import kernels
 from ..pipeline import devices, profiler_csv, table, tuning, verify
 from ..pipeline import plan as plans
 from ..pipeline.explanation import Explanation, explain
-from ..pipeline.operation import Arrays, operation_of, request_from
+from ..pipeline.operation import Arrays, operation_of, planned_operations, request_from
 from ..pipeline.pack_build import dask_cluster
 from ..pipeline.probe import Track
-from ..pipeline.request import Request, RequestOptions
+from ..pipeline.request import COMMON, Option, Request, RequestOptions
 from ..pipeline.tune import append, tune
 from ..pipeline.verify import RunResult
 from .installed import gather, print_facts
-from .options import AsJson, Jit, of_a_request, request_options
-from .output import complain, heading, line, print_json, report, track
+from .output import AsJson, complain, heading, line, print_json, report, track
 
 BACKENDS = (*plans.BACKENDS, "reference")
 EXTENT = 4096
 """Of requests that say nothing else, where nothing is computed on the host."""
+
+Jit = Annotated[
+    str,
+    typer.Option(
+        "--jit",
+        help=f"Where the table lacks the kernel: {', '.join(kernels.POLICIES)}; "
+        f"empty: what {kernels.POLICY_VARIABLE} says, else auto.",
+    ),
+]
+
+
+def of_a_request(extent: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the options of requests of every operation, from which its first argument is made.
+
+    Dimensions that are not given have the extent.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        options, names = request_options(), list(planned_operations())
+
+        def with_options(op: str, **given: Any) -> None:
+            values = {name: given.pop(name) for name in options}
+            command(request_from(op, RequestOptions(extent, values)), **given)
+
+        op = Option("op", f"Operation: {', '.join(names)}.", names[0])
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        parameters = [*map(_parameter, (op, *options.values())), *own]
+        with_options.__doc__ = command.__doc__
+        with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return with_options
+
+    return decorate
+
+
+@functools.cache
+def request_options() -> dict[str, Option]:
+    """The options of requests by name; help that differs is that of each operation that has the option."""
+    options = {option.name: option for option in COMMON}
+    texts: dict[str, dict[str, list[str]]] = {option.name: {option.help: []} for option in COMMON}
+    for name, operation in planned_operations().items():
+        for option in operation.options:
+            options.setdefault(option.name, option)
+            texts.setdefault(option.name, {}).setdefault(option.help, []).append(name)
+    for name, by_text in texts.items():
+        said = (f"Of {', '.join(ops)}: {text}" if ops else text for text, ops in by_text.items())
+        options[name] = dataclasses.replace(options[name], help=" ".join(said))
+    return options
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    """A command's parameter."""
+    kind, least = (int | None, option.least) if option.default is None else (type(option.default), None)
+    flag = f"--{option.name.replace('_', '-')}"
+    annotation = Annotated[kind, typer.Option(flag, min=least, help=option.help)]  # type: ignore[valid-type]
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=annotation)
 
 
 @of_a_request(extent=EXTENT)
@@ -40,10 +98,7 @@ def explain_command(request: Request, *, jit: Jit = "", as_json: AsJson = False)
     if request.arch is None and not devices.available():
         raise typer.BadParameter(f"needed, since there is no GPU ({devices.problem()})", param_hint="--arch")
     explanation = explain(request, jit=kernels.policy(jit) if jit else None)
-    if as_json:
-        print_json(explanation.to_dict())
-    else:
-        _print_explanation(explanation)
+    report(explanation.to_dict(), *_explained(explanation), as_json=as_json)
 
 
 @of_a_request(extent=1024)
@@ -73,7 +128,7 @@ def demo_command(*, as_json: AsJson = False) -> None:
     facts = gather()
     gemm = {"m": 1024, "n": 768, "k": 512, "layout": "rcr"}
     request = request_from("gemm", RequestOptions(0, gemm))
-    explained = request if devices.available() else request_from("gemm", RequestOptions(0, gemm | {"arch": "90a"}))
+    explained = request if devices.available() else dataclasses.replace(request, arch=SmArch.SM90A)
     explanation = explain(explained)
     fp8 = request_from("gemm", RequestOptions(0, {"m": 128, "n": 192, "k": 256, "dtype": "e4m3", "scaling": "vector"}))
     conv = request_from("conv2d_fprop", RequestOptions(0, {"conv": "2,28,28,32,64,3,3", "padding": "1"}))
@@ -91,14 +146,15 @@ def demo_command(*, as_json: AsJson = False) -> None:
         heading(f"Which of them multiplies {operation_of(request).describe(request)} bf16 (atomr-cutlass explain)")
         if explained is not request:
             line(f"Asked for {SmArch.SM90A.value}, since there is no GPU here:")
-        _print_explanation(explanation)
-        headings = {
-            "run": "That GEMM on random operands (atomr-cutlass run)",
-            "fp8": "fp8 with a scale for each row and column (--dtype e4m3 --scaling vector)",
-            "conv": "A convolution (--op conv2d_fprop --conv 2,28,28,32,64,3,3 --padding 1)",
-        }
-        for name, (result, refusal) in tried.items():
-            heading(headings[name])
+        for text in _explained(explanation):
+            line(text)
+        headings = (
+            "That GEMM on random operands (atomr-cutlass run)",
+            "fp8 with a scale for each row and column (--dtype e4m3 --scaling vector)",
+            "A convolution (--op conv2d_fprop --conv 2,28,28,32,64,3,3 --padding 1)",
+        )
+        for text, (result, refusal) in zip(headings, tried.values(), strict=True):
+            heading(text)
             if refusal:
                 line(refusal)
             _print_result(result)
@@ -186,12 +242,9 @@ def _tracker(request: Request) -> Iterator[Track]:
         yield bar
 
 
-def _print_explanation(explanation: Explanation) -> None:
-    line(str(explanation))
-    if len(explanation.candidates) > 1:
-        line("candidates, by the model:")
-        for name, microseconds in explanation.candidates:
-            line(f"{microseconds:>12.1f} us  {name}")
+def _explained(explanation: Explanation) -> list[str]:
+    ranked = [f"{microseconds:>12.1f} us  {name}" for name, microseconds in explanation.candidates]
+    return [str(explanation), *(["candidates, by the model:", *ranked] if len(ranked) > 1 else [])]
 
 
 def _print_result(result: RunResult) -> None:
@@ -239,7 +292,7 @@ def _parsed_request(values: Any) -> Request:
     for name, value in values.items():
         if name not in valid:
             raise InvalidOperandError(f"no option is called {name!r}; valid: op, {', '.join(valid)}")
-        default = valid[name][0].default
+        default = valid[name].default
         kind: Any = int if default is None else (int, float) if isinstance(default, float) else type(default)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise InvalidOperandError(f"{name} is {json.dumps(value)}; expected a value such as its default")

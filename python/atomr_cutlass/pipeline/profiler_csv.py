@@ -52,14 +52,7 @@ _TYPES = {"fe4m3": "e4m3", "fe5m2": "e5m2"}
 
 
 def write(records: Iterable[TuneRecord], path: Path) -> int:
-    """Writes the kernels of plain GEMMs over dense matrices; other records have no form there.
-
-    Returns:
-        How many were written.
-
-    Raises:
-        InvalidOperandError: the file cannot be written.
-    """
+    """Writes the kernels of plain GEMMs over dense matrices, and says how many; other records have no form there."""
     rows = [row for record in records if (row := _row(record)) is not None]
     try:
         with path.open("w", newline="", encoding="utf-8") as file:
@@ -72,20 +65,9 @@ def write(records: Iterable[TuneRecord], path: Path) -> int:
 
 
 def read(path: Path, gpu: str | None) -> tuple[list[TuneRecord], int]:
-    """The fastest kernel of each problem of a file.
+    """The fastest kernel of each problem of a file, and how many rows are none of ours, failed or wrong.
 
-    Args:
-        path: the file.
-        gpu: name of the model that it was measured on, which it does not say, as the driver has it; None: that of
-            GPU 0.
-
-    Returns:
-        (the records, the number of rows that are none: failed or wrong ones, and kernels that are no cell of ours).
-
-    Raises:
-        InvalidOperandError: the file cannot be read, lacks a column, or a row has no numbers where these belong; names
-            the line.
-        DeviceUnavailableError: there is no GPU, whose name is asked for.
+    The file does not say which model it was measured on: as its driver names it, or that of GPU 0.
     """
     gpu = devices.get(0).name if gpu is None else gpu
     try:
@@ -146,7 +128,7 @@ def _record(row: Mapping[str, str], names: Mapping[str, list[KernelKey]], gpu: s
 
 
 def _raster(row: Mapping[str, str], key: KernelKey, formulation: Any) -> int:
-    """The raster order of a row; that which CUTLASS's heuristic takes, along the shorter side, by its name."""
+    """The raster order of a row; of CUTLASS's heuristic, the one that it takes: along the shorter side."""
     raster = _RASTERS[row.get("raster_order") or "heuristic"]
     if raster != HEURISTIC or key.generation != "sm90" or key.mainloop in (FEW, SPLIT):
         return raster

@@ -27,7 +27,6 @@ from ..errors import CutlassError, DeviceUnavailableError, InvalidOperandError, 
 from ..generator.archs import SmArch
 from ..jit import files, locks
 from . import devices, probe, profiler_csv, select, table, tuning
-from .devices import Device
 from .operation import PlannedOperation, operation_of
 from .plan_cache import kept_plans
 from .request import Request
@@ -371,7 +370,7 @@ def _candidates(search: KernelSearch[Any], compiled: int) -> list[Candidate[Any]
 class Clock:
     """Times launches on a stream of its own, as CUDA graphs, between two events."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: devices.Device) -> None:
         self._driver = ctypes.CDLL("libcuda.so.1")  # which is loaded by now: there is a GPU
         self._device = device.index
         context = self._made("cuDevicePrimaryCtxRetain", device.index)

@@ -229,10 +229,8 @@ def _tried(request: Request, jit: str | None = None) -> tuple[RunResult, str]:
 @contextlib.contextmanager
 def _tracker(request: Request) -> Iterator[Track]:
     """A progress bar on a terminal, for loops of more than about two seconds."""
-    if operation_of(request).products(request) < 1e10 or not sys.stderr.isatty():
-        yield iter
-        return
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    silent = operation_of(request).products(request) < 1e10 or not sys.stderr.isatty()
+    with Progress(console=Console(stderr=True), transient=True, disable=silent) as progress:
         task = progress.add_task("Computing", total=None)
 
         def bar(parts: list[Arrays]) -> Iterable[Arrays]:

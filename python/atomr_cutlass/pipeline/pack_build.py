@@ -147,7 +147,7 @@ def _facts(compiler: str, digests: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _facts_of(key: KernelKey, compiler: str) -> tuple[str, tuple[dict[str, str], ...]]:
+def _provenance(key: KernelKey, compiler: str) -> tuple[str, tuple[dict[str, str], ...]]:
     """(what a kernel is compiled from and by, what is recorded of its verification)."""
     verified = tuple(record.to_dict() for record in verification(key).records)
     return f"{' '.join(identity(key))} {compiler}", verified
@@ -187,7 +187,7 @@ def _cubin(key: KernelKey, images: Images, tools: Toolchain) -> Cubin:
     layout, _, _, shared_bytes, threads, *_ = _INFO.unpack(info)
     if layout != _core.LAYOUT_DIGEST:
         raise LibraryError("pack", f"the headers that {key.name} is compiled with are of another ABI: reinstall")
-    content, verified = _facts_of(key, tools.compiler)
+    content, verified = _provenance(key, tools.compiler)
     return Cubin(key, images.kernel, images.companion, content, shared_bytes, threads, verified)
 
 
@@ -208,23 +208,24 @@ class Nvcc(NamedTuple):
 def nvcc() -> Nvcc:
     """The compiler that a build of the package would take: `CUDACXX`, an installed one, or PyPI's."""
     try:
-        path = nvcc_toolchain.find_nvcc(kernels.store().folder / "toolkit")
+        path = str(nvcc_toolchain.find_nvcc(kernels.store().folder / "toolkit").absolute())
         folders = headers.includes(jit_toolchain.CUTLASS, "nvcc", ours=jit_toolchain.OURS).folders
         cutlass = cutlass_identity()
     except (nvcc_toolchain.ToolchainError, headers.HeadersError) as error:
         raise DeviceUnavailableError(f"{error} (--compiler nvrtc needs neither nvcc nor a host compiler)") from error
     named = (shlex.split(os.environ.get("CXX", "")) or ["c++"])[0]
-    host = shutil.which(named)
-    if host is None:
+    found = shutil.which(named)
+    if found is None:
         raise DeviceUnavailableError(
             f"nvcc needs a C++ compiler, and there is no {named}: install one, or name it in CXX (--compiler nvrtc "
             "needs neither)"
         )
-    version = "\n".join(_run([program, "--version"])[1] for program in (str(path), host))
+    host = str(Path(found).absolute())  # nvcc runs in folders of its own
+    version = "\n".join(_run([program, "--version"])[1] for program in (path, host))
     release = re.search(r"V(\d+(?:\.\d+)+)", version)
     name = f"nvcc {release[1] if release else '?'}"
     digest = _digest(name, version, cutlass, headers.digest(jit_toolchain.OURS), *FLAGS)
-    return Nvcc(name, digest, cutlass, [str(path), f"-ccbin={host}", *FLAGS, *(f"-I{folder}" for folder in folders)])
+    return Nvcc(name, digest, cutlass, [path, f"-ccbin={host}", *FLAGS, *(f"-I{folder}" for folder in folders)])
 
 
 def _library(
@@ -238,25 +239,17 @@ def _library(
         unit for arch in dict.fromkeys(key.arch for key in keys)
         for unit in emit.units_of([key for key in keys if key.arch is arch])
     ]  # fmt: skip
-    objects = _compiled(compile_unit, units, tools.digest, threads, executor, finished)
-    with tempfile.TemporaryDirectory(prefix="atomr-cutlass-") as work:
-        folder = Path(work)
-        paths = []
-        for number, content in enumerate(objects):
-            paths.append(folder / f"{number}.o")
-            paths[-1].write_bytes(content)
-        (folder / "table.cpp").write_text(emit.table(keys), encoding="utf-8")
-        (folder / "pack.map").write_text("{ global: atomr_cutlass_pack_v1; local: *; };\n", encoding="ascii")
-        words = [
-            *tools.command, *LINK_FLAGS, f"-Xlinker=--version-script={folder / 'pack.map'}",
-            f'-DATOMR_CUTLASS_PACK_NAME="{name}"', str(folder / "table.cpp"), *map(str, paths),
-            "-o", str(folder / "pack.so"),
-        ]  # fmt: skip
-        status, log = _run(words)
-        if status != 0:
-            raise LibraryError("nvcc", f"the pack cannot be linked: {log.strip()[-2000:]}")
-        library = (folder / "pack.so").read_bytes()
-    members = [kernel(key, *_facts_of(key, tools.name)) for key in keys]
+    compiled = _compiled(compile_unit, units, tools.digest, threads, executor, finished)
+    objects = {f"{number}.o": content for number, content in enumerate(compiled)}
+    texts = {
+        "table.cpp": emit.table(keys).encode(),
+        "pack.map": b"{ global: atomr_cutlass_pack_v1; local: *; };\n",
+    }
+    options = [*LINK_FLAGS, "-Xlinker=--version-script=pack.map", f'-DATOMR_CUTLASS_PACK_NAME="{name}"']
+    library, log = _output(tools, objects | texts, [*options, "table.cpp", *objects])
+    if not library:
+        raise LibraryError("nvcc", f"the pack cannot be linked: {log.strip()[-2000:]}")
+    members = [kernel(key, *_provenance(key, tools.name)) for key in keys]
     digests = {"cutlass": jit_toolchain.cutlass_digest(), "atomr_cutlass": headers.digest(jit_toolchain.OURS)}
     return seal(library, manifest(name, members, **_facts(tools.name, digests)))
 
@@ -270,40 +263,47 @@ def compile_unit(lines: str, digest: str) -> bytes:
         jit_toolchain.check_compiles(key)
     name, unit = emit.unit_source(keys)
     arch = keys[0].arch
+    unit_file = f"units/{arch.value}/{name}.cu"
     sources = {
         f"src/{arch.value}/{key.name}.cu": render(key, content=source_digest(key, jit_toolchain.OURS))[0]
         for key in keys
-    } | {f"units/{arch.value}/{name}.cu": unit}
+    } | {unit_file: unit}
     options = [
         f"-gencode=arch=compute_{arch.target},code=sm_{arch.target}",
         f'-DATOMR_CUTLASS_HEADERS_DIGEST="{tools.cutlass}"',
     ]
 
     def make() -> bytes:
-        with tempfile.TemporaryDirectory(prefix="atomr-cutlass-") as work:
-            for file, text in sources.items():
-                path = Path(work, file)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
-            made = Path(work, f"{name}.o")
-            status, log = _run([*tools.command, *options, "-c", str(path), "-o", str(made)])
-            if status != 0:
-                raise CompileError(
-                    f"{name} does not compile for {arch.value}: {log.strip()[-500:]}",
-                    log=log, source="\n".join(sources.values()), options=tuple(options),
-                )  # fmt: skip
-            return made.read_bytes()
+        encoded = {file: text.encode() for file, text in sources.items()}
+        made, log = _output(tools, encoded, [*options, "-c", unit_file])
+        if not made:
+            raise CompileError(
+                f"{name} does not compile for {arch.value}: {log.strip()[-500:]}",
+                log=log, source="\n".join(sources.values()), options=tuple(options),
+            )  # fmt: skip
+        return made
 
     content = hashlib.sha256("\0".join(["object", *sources.values(), *options, digest]).encode()).digest()
     info = {"name": name, "target": f"{arch.value} object", "nvcc": tools.name}
     return kernels.store().obtain(content, make, info)[0]
 
 
-def _run(words: Sequence[str]) -> tuple[int, str]:
+def _output(tools: Nvcc, files: Mapping[str, bytes], arguments: Sequence[str]) -> tuple[bytes, str]:
+    """The file that nvcc makes of others, or nothing where it fails, and its messages."""
+    with tempfile.TemporaryDirectory(prefix="atomr-cutlass-") as work:
+        for name, content in files.items():
+            path = Path(work, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        status, log = _run([*tools.command, *arguments, "-o", "made"], work)
+        return b"" if status else Path(work, "made").read_bytes(), log
+
+
+def _run(words: Sequence[str], folder: str | None = None) -> tuple[int, str]:
     try:
         done = subprocess.run(
             words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            check=False, timeout=COMPILE_SECONDS,
+            check=False, timeout=COMPILE_SECONDS, cwd=folder,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LibraryError("nvcc", f"{words[0]} cannot be run: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -18,11 +18,9 @@ from ..reference.parts import Tolerance, tolerance, within_tolerance
 from ..reference.tree import evaluate
 from ..reference.tree_error import beyond, differing, tolerances
 from .operation import Array, Arrays, memory_order, operation_of
+from .plan import Plan
 from .problem import MatrixSpec
-
-if TYPE_CHECKING:
-    from .plan import Plan
-    from .request import Request
+from .request import Request
 
 _PARTS = 32
 

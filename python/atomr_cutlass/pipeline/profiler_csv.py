@@ -16,7 +16,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import CutlassError, InvalidOperandError
 from ..generator.archs import SmArch
@@ -27,12 +27,9 @@ from ..generator.rules import FEW, SPLIT
 from . import devices, table, tuning
 from .operation import operation_of, request_from
 from .reduction import INSTRUCTION_BYTES
-from .request import RequestOptions
+from .request import Request, RequestOptions
 from .search import ALONG_M, ALONG_N, HEURISTIC
 from .tuning import TuneRecord
-
-if TYPE_CHECKING:
-    from .request import Request
 
 SUFFIX = ".csv"
 
@@ -47,8 +44,8 @@ NEEDED = ("Operation", "m", "n", "k", "A", "B", "C", "Runtime")
 
 _RASTERS = {"heuristic": HEURISTIC, "along_m": ALONG_M, "along_n": ALONG_N}
 _LAYOUTS = {"row": "r", "column": "c"}
-_TYPES = {"fe4m3": "e4m3", "fe5m2": "e5m2"}
-"""The profiler's names of element types that differ from ours."""
+_TYPES = {"fe4m3": "e4m3", "fe5m2": "e5m2", "tf32": "f32"}
+"""Operands' element types in requests, by the profiler's names that differ."""
 
 
 def write(records: Iterable[TuneRecord], path: Path) -> int:
@@ -151,8 +148,7 @@ def _request(row: Mapping[str, str], key: KernelKey) -> Request:
 def _matrix(text: str) -> tuple[str, str]:
     """The element type and the layout of such as `bf16:row`."""
     element, _, layout = text.partition(":")
-    element = _TYPES.get(element, element)
-    return ("f32" if element == "tf32" else element), _LAYOUTS[layout]
+    return _TYPES.get(element, element), _LAYOUTS[layout]
 
 
 def _row(record: TuneRecord) -> dict[str, Any] | None:

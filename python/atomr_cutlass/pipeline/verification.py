@@ -79,19 +79,13 @@ def verification(
 
 
 def tally(keys: Iterable[KernelKey], known: Mapping[str, Sequence[Record]] | None = None) -> dict[str, tuple[int, str]]:
-    """Of how many kernels each of `MEANINGS` is recorded as they are, with the latest day; none that is of none.
-
-    `CHANGED` counts those that something is recorded of which has changed since, `NOT_VERIFIED` those of which nothing
-    that counts is.
-    """
+    """Of how many kernels each of `MEANINGS`, `CHANGED` or `NOT_VERIFIED` holds, with the latest day; none of none."""
     found = dict.fromkeys((*MEANINGS, CHANGED, NOT_VERIFIED), (0, ""))
     for key in keys:
         told = verification(key, known=known)
-        said = {record.how: record.day for record in told.records}
+        said = {record.how: record.day for record in told.records} or {NOT_VERIFIED: ""}
         if told.changed:
             said[CHANGED] = max(record.day for record in told.changed)
-        if not told.records:
-            said[NOT_VERIFIED] = ""
         for statement, day in said.items():
             count, latest = found[statement]
             found[statement] = (count + 1, max(day, latest))

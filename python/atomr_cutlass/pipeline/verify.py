@@ -87,12 +87,7 @@ def run(
 ) -> RunResult:
     """Computes one request on random operands, and checks what a GPU computed against the reference.
 
-    Args:
-        request: the request to compute; it names no other arch than the GPU's, unless the table has PTX for it.
-        backend: `auto` (a GPU if there is one, the NumPy reference otherwise), `prebuilt`, `jit` or `reference`.
-        jit: as for `plan`.
-        seed: of the operands: normally distributed values, for int8 uniform over -127..127.
-        progress: is entered before operands are made, and gives what shows how far the reference has come.
+    `auto` is a GPU if there is one, and the reference otherwise. Progress is shown from before operands are made.
     """
     operation = operation_of(request)
     result, generator = operation.operands(request)[-1], np.random.default_rng(seed)

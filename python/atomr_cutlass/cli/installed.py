@@ -83,10 +83,8 @@ def list_command(
         for info in found:
             print(info.name)
     if not found and not as_json:
-        if table.kernels():
-            complain("no kernel of the table matches")
-        else:
-            complain(f"the table is empty; to fill it: {build_command('default', '80;90a')}")
+        empty = f"the table is empty; to fill it: {build_command('default', '80;90a')}"
+        complain("no kernel of the table matches" if table.kernels() else empty)
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
@@ -177,20 +175,14 @@ def gather() -> dict[str, Any]:
         )
     # The error names either extra; here the driver has been asked which one it is.
     extra = "cu12" if 0 < driver < 13 else "cu13"
+    nvcc_use = "building kernels; a build that finds none fetches it for itself"
+    no_jit = jit_problem.partition(": pip install")[0] if headers else ""
     missing = [
         (problem, "computing on a GPU; until then gemm runs the NumPy reference", _driver_cure(problem)),
         *_missing_kernels(kernels, gpus, compiling=not jit_problem and policy != "off"),
         ("" if headers else "the CUTLASS headers", RUN_TIME, "pip install --force-reinstall --no-deps ."),
-        (
-            "" if nvcc else "nvcc",
-            "building kernels; a build that finds none fetches it for itself",
-            f"pip install '{toolchain.PYPI_TOOLKIT}'",
-        ),
-        (
-            jit_problem.partition(": pip install")[0] if headers else "",
-            RUN_TIME,
-            f"pip install 'atomr-cutlass[{extra}]'",
-        ),
+        ("" if nvcc else "nvcc", nvcc_use, f"pip install '{toolchain.PYPI_TOOLKIT}'"),
+        (no_jit, RUN_TIME, f"pip install 'atomr-cutlass[{extra}]'"),
         (policy_problem, RUN_TIME, f"correct {jit_kernels.POLICY_VARIABLE}"),
         (cache["problem"], "keeping compiled kernels for other processes", f"export {FOLDER_VARIABLE}=ANOTHER_FOLDER"),
         *((text, "the kernels of that pack", _pack_cure(text)) for text in table.pack_problems()),

@@ -32,14 +32,9 @@ BUILT = ("package", "abi_version", "layout", "compiler", "headers", "licenses")
 
 @dataclass(frozen=True)
 class Cubin:
-    """A kernel of a pack.
+    """A kernel of a pack, with the companion that evaluates its parameters (jit_abi.h).
 
-    Attributes:
-        companion: machine code of what evaluates the kernel's parameters (jit_abi.h).
-        content: what it was compiled from and by, as `KernelInfo` has it.
-        shared_bytes: dynamic shared memory of a thread block.
-        threads: of a thread block.
-        verified: what is recorded of its verification, as `Verification.to_dict` gives it.
+    Its content is as `KernelInfo` has it, records of its verification as `Verification.to_dict` gives them.
     """
 
     key: KernelKey
@@ -83,10 +78,7 @@ def encode(pack: Pack) -> bytes:
 
 
 def decode(data: bytes, where: str) -> Pack | dict[str, Any]:
-    """The pack of cubins in a file, or the manifest of a shared library, once every byte has been checked.
-
-    A file that is not as it was written, or that this package cannot load, is refused as `where`.
-    """
+    """The pack of cubins in a file, or the manifest of a shared library, once all is checked; errors name `where`."""
     try:
         told = unseal(data)
     except (ValueError, RecursionError) as error:

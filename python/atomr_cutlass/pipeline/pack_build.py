@@ -1,7 +1,4 @@
-"""Packs from keys, by either compiler: each kernel is compiled, or taken from the disk cache, on any executor.
-
-NVRTC makes packs of cubins, nvcc and a host compiler shared libraries.
-"""
+"""Packs from keys: by NVRTC of cubins, by nvcc and a host compiler shared libraries, on any executor."""
 
 from __future__ import annotations
 

@@ -355,10 +355,7 @@ def _tuned(
 
 
 def _candidates(search: KernelSearch[Any], compiled: int) -> list[Candidate[Any]]:
-    """The table's kernels made for this GPU, or all that run on it where there is none; then some of the matrix's.
-
-    Both are in the order of the model's estimates.
-    """
+    """The table's kernels made for this GPU, else all that run on it, then some of the matrix's, by the model."""
     ranked = select.rank(search)
     native = [candidate for candidate in ranked if candidate.key.arch is search.device.arch] or ranked
     built = {info.key for info in table.kernels()}

@@ -65,10 +65,7 @@ class Verification:
 def verification(
     key: KernelKey, info: KernelInfo | None = None, known: Mapping[str, Sequence[Record]] | None = None
 ) -> Verification:
-    """How a kernel has been verified, by records, or those of this installation.
-
-    Its row of the table knows what it was compiled from; one compiled at run time has none.
-    """
+    """How a kernel, compiled at run time or a row of the table, was verified, by records or this installation's."""
     those = (records() if known is None else known).get(key.name, ())
     if not those:
         return Verification()

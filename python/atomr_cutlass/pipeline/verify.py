@@ -30,17 +30,15 @@ class RunResult:
     """The result of running one request.
 
     Attributes:
-        backend: `prebuilt`, `jit` or `reference`, and the reason.
+        backend: `prebuilt`, `jit` or `reference`.
         kernel: name of the kernel (of a rewrite: of the one that does the products), or None.
         rewrite: how the request was put to kernels that do not compute it as it stands; empty for one that does.
         mismatches: how many of them lie outside the tolerance; an amax that does counts too, and so do elements that an
             epilogue's tree writes beside the result. None where the reference computed: nothing was compared.
-        max_error: largest absolute difference of the result from the reference.
         tolerance: the bounds that held (see `reference.Tolerance`); with a bias, an activation or a tree those of the
             accumulator, of which `reference.tolerances` makes the result's.
         plan_seconds: how long making the plan took, compilation included.
-        launches: how many calls of the plan were timed.
-        seconds: median time of one call, called back to back.
+        seconds: median time of one call, of so many `launches` back to back.
     """
 
     request: Request

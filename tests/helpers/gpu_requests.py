@@ -101,7 +101,7 @@ class Placed:
         given = [self.views[label] for label in labels] if results is None else map(operands.as_operand, results)
         got = dict(zip(labels, map(operands.download, given), strict=True))
         probe = self._operation.probe(self.request, self.host | got)
-        check = Check(self.request.result_dtype, probe.limits(probes._math(self.request, made)))
+        check = Check(probe.limits(probes._math(self.request, made)))
         for part in probe.parts():
             probe.compare(part, check)
         probe.finish(check)

@@ -277,7 +277,7 @@ def test_random_operands_are_checked(request_: GatedGemmRequest, activation: str
     largest = np.unravel_index(np.argmax(np.abs(out.astype(np.float32))), out.shape)
     for wrong in (0, 1):
         out[largest] *= 1 + wrong / 32
-        check = Check(request.result_dtype, probe.limits(request.math))
+        check = Check(probe.limits(request.math))
         for part in probe.parts():
             probe.compare(part, check)
         probe.finish(check)

@@ -310,7 +310,7 @@ def fake_gpu_check(probe: Any, request: GemvRequest) -> Any:
     """What the probe finds wrong."""
     from atomr_cutlass.pipeline.probe import Check
 
-    check = Check(request.result_dtype, probe.limits(request.math))
+    check = Check(probe.limits(request.math))
     for part in probe.parts():
         probe.compare(part, check)
     probe.finish(check)

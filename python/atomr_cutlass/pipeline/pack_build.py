@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -57,7 +58,8 @@ def build(
 
     What was compiled before an interruption, or beside kernels that do not compile, is in the cache for the next build.
     """
-    return COMPILERS[compiler](keys, name, executor, finished)
+    compiled = functools.partial(_compiled, executor=executor, finished=finished)
+    return COMPILERS[compiler](keys, name, compiled)
 
 
 def _compiled(
@@ -65,6 +67,7 @@ def _compiled(
     units: Sequence[Sequence[KernelKey]],
     digest: str,
     threads: int,
+    *,
     executor: Executor | None,
     finished: Callable[[KernelKey], None],
 ) -> list[bytes]:
@@ -155,13 +158,11 @@ def _provenance(key: KernelKey, compiler: str) -> tuple[str, tuple[dict[str, str
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _cubins(
-    keys: Sequence[KernelKey], name: str, executor: Executor | None, finished: Callable[[KernelKey], None]
-) -> bytes:
+def _cubins(keys: Sequence[KernelKey], name: str, compiled: Callable[..., list[bytes]]) -> bytes:
     """A pack of cubins."""
     tools = toolchain()
     threads = max(1, machine.cpus() // 2)  # a compilation is two processes
-    made = _compiled(compile_key, [[key] for key in keys], _nvrtc_digest(tools), threads, executor, finished)
+    made = compiled(compile_key, [[key] for key in keys], _nvrtc_digest(tools), threads)
     cubins = (_cubin(key, Images.unpack(image), tools) for key, image in zip(keys, made, strict=True))
     return encode(Pack(name, _facts(tools.compiler, tools.headers), tuple(cubins)))
 
@@ -225,9 +226,7 @@ def nvcc() -> Nvcc:
     return Nvcc(name, digest, cutlass, [path, f"-ccbin={host}", *FLAGS, *(f"-I{folder}" for folder in folders)])
 
 
-def _library(
-    keys: Sequence[KernelKey], name: str, executor: Executor | None, finished: Callable[[KernelKey], None]
-) -> bytes:
+def _library(keys: Sequence[KernelKey], name: str, compiled: Callable[..., list[bytes]]) -> bytes:
     """A shared library, sealed."""
     check_unique(keys)
     tools = nvcc()
@@ -236,8 +235,8 @@ def _library(
         unit for arch in dict.fromkeys(key.arch for key in keys)
         for unit in emit.units_of([key for key in keys if key.arch is arch])
     ]  # fmt: skip
-    compiled = _compiled(compile_unit, units, tools.digest, threads, executor, finished)
-    objects = {f"{number}.o": content for number, content in enumerate(compiled)}
+    made = compiled(compile_unit, units, tools.digest, threads)
+    objects = {f"{number}.o": content for number, content in enumerate(made)}
     texts = {
         "table.cpp": emit.table(keys).encode(),
         "pack.map": b"{ global: atomr_cutlass_pack_v1; local: *; };\n",

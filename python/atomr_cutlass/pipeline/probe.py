@@ -34,34 +34,17 @@ Track = Callable[[list[Arrays]], Iterable[Arrays]]
 class Check:
     """Counts the elements outside the tolerance, part by part; of a tree's, `differences` tells in words where."""
 
-    result: CutlassDtype
     limits: Tolerance
     mismatches: int = 0
     max_error: float = 0.0
     differences: list[str] = field(default_factory=list)
 
-    def add(self, part: Arrays, expected: Array, magnitudes: Array) -> None:
-        """Compares a part of the result with the reference of the operands that it comes from."""
-        got = part["out"]
-        right = within_tolerance(got, expected, magnitudes, self.limits, self.result)
-        self.mismatches += int(right.size - np.count_nonzero(right))
-        self.see(got, expected)
-
-    def add_tree(self, tree: EpilogueVisitorTree, part: Arrays, acc: Array, error: Array, **how: Any) -> None:
-        """Compares a part of a tree's results with the reference, whose accumulator a kernel may miss by `error`."""
-        read = _inputs(tree, part)
-        wanted, bounds = evaluate(tree, acc, read, **how), tolerances(tree, acc, error, read, **how)
-        got = {name: part[name] for name in wanted}
-        self.see(got[RESULT], wanted[RESULT])
-        if differences := differing(got, wanted, bounds):
-            self.differences += differences
-            self.mismatches += max(1, sum(int(beyond(got[name], wanted[name], bounds[name]).sum()) for name in got))
-
-    def see(self, got: Array, expected: Array) -> None:
-        """Takes note of the largest difference."""
+    def note(self, got: Array, expected: Array, wrong: int) -> None:
+        """Counts wrong elements, and takes note of the largest difference from the reference."""
         with np.errstate(invalid="ignore"):
             difference = np.abs(numerics.to_float64(got) - numerics.to_float64(expected))
         self.max_error = max(self.max_error, float(np.max(difference, initial=0.0)))
+        self.mismatches += wrong
 
 
 class Probe(abc.ABC, Generic[RequestT]):
@@ -135,10 +118,19 @@ class Probe(abc.ABC, Generic[RequestT]):
     def compare(self, part: Arrays, check: Check) -> None:
         """Checks a part against the reference of the operands that it comes from."""
         if self.tree is None:
-            check.add(part, self.expected(part), self.magnitudes(part))
-        else:
-            acc, error = self.accumulator(part, check.limits)
-            check.add_tree(self.tree, self.matrices(part), acc, error, **self.rounding(part))
+            result, expected = part["out"], self.expected(part)
+            right = within_tolerance(result, expected, self.magnitudes(part), check.limits, self.request.result_dtype)
+            check.note(result, expected, int(right.size - np.count_nonzero(right)))
+            return
+        acc, error = self.accumulator(part, check.limits)
+        arrays, how = self.matrices(part), self.rounding(part)
+        read = _inputs(self.tree, arrays)
+        wanted, bounds = evaluate(self.tree, acc, read, **how), tolerances(self.tree, acc, error, read, **how)
+        got = {name: arrays[name] for name in wanted}
+        differences = differing(got, wanted, bounds)
+        wrong = sum(int(beyond(got[name], wanted[name], bounds[name]).sum()) for name in got) if differences else 0
+        check.note(got[RESULT], wanted[RESULT], max(wrong, 1) if differences else 0)
+        check.differences += differences
 
     def accumulator(self, part: Arrays, limits: Tolerance) -> tuple[Array, Array]:
         """The accumulator that a tree gets, and how far a kernel's may be from it."""
@@ -168,7 +160,7 @@ def checked(
     """
     request = made.request
     probe = operation_of(request).probe(request, arrays | _written(made, arrays, views))
-    check = Check(request.result_dtype, probe.limits(_math(request, made)))
+    check = Check(probe.limits(_math(request, made)))
     compared = list(probe.parts())
     if parts is not None and parts < len(compared):
         compared = [compared[len(compared) * (number + 1) // parts - 1] for number in range(parts)]

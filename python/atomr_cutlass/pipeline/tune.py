@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 import os
 import statistics
 import tempfile
@@ -308,6 +309,7 @@ def _tuned(
     deadline = time.monotonic() + seconds
     timed: list[_Timed] = []
     failures: list[CutlassError] = []
+    by_median = operator.attrgetter("median")
 
     def race(candidates: Iterable[Candidate[Any]]) -> None:
         for candidate in candidates:
@@ -324,20 +326,20 @@ def _tuned(
     if not timed:
         raise failures[0] if failures else select.refusal(search, select.best_cell(search))
     chosen = timed[0]  # candidates begin with the model's choice
-    best = min(timing.median for timing in timed)
-    near = sorted((timing for timing in timed if timing.median <= NEAR * best), key=lambda timing: timing.median)
+    fastest = sorted(timed, key=by_median)
+    near = [timing for timing in fastest if timing.median <= NEAR * fastest[0].median]
     options = (
         [launch for launch in search.launches(timing.candidate) if launch != timing.candidate] for timing in near
     )
     in_turns = itertools.chain.from_iterable(itertools.zip_longest(*options))
     race(launch for launch in in_turns if launch is not None)
-    finalists = sorted(timed, key=lambda timing: timing.median)[:FINALISTS]
+    finalists = sorted(timed, key=by_median)[:FINALISTS]
     finalists += [chosen] if chosen not in finalists else []
     for _ in range(ROUNDS):
         for timing in finalists:
             timing.seconds.append(timing.replay())
     tried = len(timed)
-    for winner in sorted(finalists, key=lambda timing: timing.median):
+    for winner in sorted(finalists, key=by_median):
         mismatches = probe.checked(winner.plan, arrays, sets[0], parts=PARTS_CHECKED).mismatches
         if mismatches == 0:
             return dataclasses.replace(

@@ -150,9 +150,8 @@ def print_kernels(kernels: list[KernelInfo]) -> None:
             verification(key, info).short,
             info.name,
         )
-    console = Console()
-    console.print(shown)
-    console.print(f"{len(kernels)} kernels", highlight=False)
+    Console().print(shown)
+    line(f"{len(kernels)} kernels")
 
 
 def gather() -> dict[str, Any]:
@@ -262,8 +261,7 @@ def _nvcc() -> dict[str, str] | None:
 
 def _cuda_headers(tools: Toolchain | None) -> dict[str, str] | None:
     for folder in tools.include if tools else ():
-        found = jit_toolchain.header_version(folder)
-        if found:
+        if found := jit_toolchain.header_version(folder):
             return _tool(f"{found[0]}.{found[1]}", folder)
     return None
 

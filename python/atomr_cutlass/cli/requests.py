@@ -45,28 +45,24 @@ Jit = Annotated[
 ]
 
 
-def of_a_request(extent: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command the options of requests of every operation, from which its first argument is made.
+def of_a_request(command: Callable[..., None], extent: int = EXTENT) -> Callable[..., None]:
+    """The command with the options of requests of every operation, from which its first argument is made.
 
     Dimensions that are not given have the extent.
     """
+    options, names = request_options(), list(planned_operations())
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        options, names = request_options(), list(planned_operations())
+    def with_options(op: str, **given: Any) -> None:
+        values = {name: given.pop(name) for name in options}
+        command(request_from(op, RequestOptions(extent, values)), **given)
 
-        def with_options(op: str, **given: Any) -> None:
-            values = {name: given.pop(name) for name in options}
-            command(request_from(op, RequestOptions(extent, values)), **given)
-
-        op = Option("op", f"Operation: {', '.join(names)}.", names[0])
-        _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        parameters = [*map(_parameter, (op, *options.values())), *own]
-        with_options.__doc__ = command.__doc__
-        with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return with_options
-
-    return decorate
+    op = Option("op", f"Operation: {', '.join(names)}.", names[0])
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    parameters = [*map(_parameter, (op, *options.values())), *own]
+    with_options.__doc__ = command.__doc__
+    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return with_options
 
 
 @functools.cache
@@ -85,14 +81,13 @@ def request_options() -> dict[str, Option]:
 
 
 def _parameter(option: Option) -> inspect.Parameter:
-    """A command's parameter."""
     kind, least = (int | None, option.least) if option.default is None else (type(option.default), None)
     flag = f"--{option.name.replace('_', '-')}"
     annotation = Annotated[kind, typer.Option(flag, min=least, help=option.help)]  # type: ignore[valid-type]
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=annotation)
 
 
-@of_a_request(extent=EXTENT)
+@of_a_request
 def explain_command(request: Request, *, jit: Jit = "", as_json: AsJson = False) -> None:
     """Which kernel a request gets and why; where there is none, the nearest one and what would add it."""
     if request.arch is None and not devices.available():
@@ -101,7 +96,7 @@ def explain_command(request: Request, *, jit: Jit = "", as_json: AsJson = False)
     report(explanation.to_dict(), *_explained(explanation), as_json=as_json)
 
 
-@of_a_request(extent=1024)
+@functools.partial(of_a_request, extent=1024)
 def run_command(
     request: Request,
     *,
@@ -162,7 +157,7 @@ def demo_command(*, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-@of_a_request(extent=EXTENT)
+@of_a_request
 def tune_command(
     request: Request,
     *,

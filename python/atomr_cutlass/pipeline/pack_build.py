@@ -159,7 +159,6 @@ def _provenance(key: KernelKey, compiler: str) -> tuple[str, tuple[dict[str, str
 
 
 def _cubins(keys: Sequence[KernelKey], name: str, compiled: Callable[..., list[bytes]]) -> bytes:
-    """A pack of cubins."""
     tools = toolchain()
     threads = max(1, machine.cpus() // 2)  # a compilation is two processes
     made = compiled(compile_key, [[key] for key in keys], _nvrtc_digest(tools), threads)

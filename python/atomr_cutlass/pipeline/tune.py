@@ -300,7 +300,6 @@ def _tuned(
     operation: PlannedOperation[Any], request: Request, search: KernelSearch[Any], clock: Clock, seconds: float,
     compiled: int, seed: int,
 ) -> TuneRecord:  # fmt: skip
-    """The record of one request."""
     device = search.device
     arrays = operation.random_arrays(request, np.random.default_rng(seed))
     size = sum(array.nbytes for array in arrays.values())

@@ -137,7 +137,6 @@ def parse(values: Any) -> TuneRecord:
 _KINDS: dict[Any, tuple[Any, str]] = {
     "str": (str, "a string"), "int": (int, "an integer"), "float": ((int, float), "a number"),
 }  # fmt: skip
-"""Types of members, by those of a record's fields."""
 
 
 def read(path: Path) -> list[TuneRecord]:

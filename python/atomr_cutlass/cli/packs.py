@@ -165,7 +165,10 @@ def epilogue_command(
 ) -> None:
     """Writes an epilogue as JSON: ATOMR_CUTLASS_EPILOGUES builds kernels of it ahead of time."""
     types = [CutlassDtype.parse(entry) for entry in dtype] or list(HALF_TYPES)
-    tree = _tree(_found(function), dict(map(_operand, operand)))
+    found, operands = _found(function), dict(map(_operand, operand))
+    if isinstance(found, Traced):
+        found = found.tree
+    tree = found if isinstance(found, EpilogueVisitorTree) else trace(found, operands).tree
     decided = CutlassDtype.parse(out_dtype) if out_dtype else tree.result_dtype
     made = {
         "name": function.rpartition(":")[2],
@@ -203,13 +206,3 @@ def _operand(text: str) -> tuple[str, Operand]:
     if not equals or not name.isidentifier() or (not colon and kind != MASK):
         raise InvalidOperandError(f"operand is {text!r}; expected NAME=KIND:DTYPE, such as bias=row:f32, or NAME=mask")
     return name, Operand(kind, dtype if colon else None)
-
-
-def _tree(found: Any, operands: dict[str, Operand]) -> EpilogueVisitorTree:
-    if isinstance(found, Traced):
-        return found.tree
-    if isinstance(found, EpilogueVisitorTree):
-        return found
-    if not callable(found):
-        raise InvalidOperandError(f"it is a {type(found).__name__}; expected a function, or a tree")
-    return trace(found, operands).tree

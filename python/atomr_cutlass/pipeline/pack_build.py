@@ -54,7 +54,7 @@ def build(
     executor: Executor | None = None,
     finished: Callable[[KernelKey], None] = lambda _key: None,
 ) -> bytes:
-    """The file of a pack, by one of COMPILERS; an executor runs `compile_key` or `compile_unit`, without one threads.
+    """The file of a pack, by one of COMPILERS; `compile_key` or `compile_unit` runs on the executor, else in threads.
 
     What was compiled before an interruption, or beside kernels that do not compile, is in the cache for the next build.
     """

@@ -62,9 +62,9 @@ def write(records: Iterable[TuneRecord], path: Path) -> int:
 
 
 def read(path: Path, gpu: str | None) -> tuple[list[TuneRecord], int]:
-    """The fastest kernel of each problem of a file, and how many rows are none of ours, failed or wrong.
+    """The fastest kernel of each problem of a file, and how many rows failed, are wrong or of other kernels.
 
-    The file does not say which model it was measured on: as its driver names it, or that of GPU 0.
+    `gpu` is the name of the model that was measured, which the file does not say; None is that of GPU 0.
     """
     gpu = devices.get(0).name if gpu is None else gpu
     try:

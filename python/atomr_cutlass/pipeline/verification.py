@@ -40,7 +40,7 @@ FILE: Final = Path(__file__).parents[1] / "verified.jsonl"
 
 @dataclass(frozen=True)
 class Verification:
-    """Records of a kernel as it is, and, where none of that kind is, from before its source or headers `changed`."""
+    """Records of a kernel as it is and, where it has none of a kind, those from before source or headers changed."""
 
     records: tuple[Record, ...] = ()
     changed: tuple[Record, ...] = ()
@@ -65,7 +65,7 @@ class Verification:
 def verification(
     key: KernelKey, info: KernelInfo | None = None, known: Mapping[str, Sequence[Record]] | None = None
 ) -> Verification:
-    """How a kernel, compiled at run time or a row of the table, was verified, by records or this installation's."""
+    """How a kernel, with its row where the table has it, was verified, by these records or this installation's."""
     those = (records() if known is None else known).get(key.name, ())
     if not those:
         return Verification()
@@ -76,7 +76,7 @@ def verification(
 
 
 def tally(keys: Iterable[KernelKey], known: Mapping[str, Sequence[Record]] | None = None) -> dict[str, tuple[int, str]]:
-    """Of how many kernels each of `MEANINGS`, `CHANGED` or `NOT_VERIFIED` holds, with the latest day; none of none."""
+    """The number of kernels that each of `MEANINGS`, `CHANGED` and `NOT_VERIFIED` holds for, and the latest day."""
     found = dict.fromkeys((*MEANINGS, CHANGED, NOT_VERIFIED), (0, ""))
     for key in keys:
         told = verification(key, known=known)

@@ -45,8 +45,7 @@ from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.ops.conv2d.problem import ConvProblem
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate
-from atomr_cutlass.ops.gemm.scaled import NO_SCALES, Scale, Scales
-from atomr_cutlass.ops.gemm.scaled import problem_of as problem_with
+from atomr_cutlass.ops.gemm.scaled import NO_SCALES, Scale, Scales, with_scales
 from atomr_cutlass.ops.grouped_gemm import plans as grouped_plans
 from atomr_cutlass.ops.grouped_gemm.kernels import GroupedSearch
 from atomr_cutlass.ops.grouped_gemm.problem import CONTIGUOUS, GroupedProblem, GroupScale
@@ -239,7 +238,7 @@ def plan_of(case: Case, key: KernelKey, device: Device, like: Any = None) -> Pla
     if case.scaled:
         both = (Scale(specs[name].shape, specs[name].strides, "vector") for name in ("scale_a", "scale_b"))
         scales = Scales(*both)
-    followed = fused.problem_for(problem_with(problem, scales), fusion, epilogue_id(case.base, case.program))
+    followed = fused.problem_for(with_scales(problem, scales), fusion, epilogue_id(case.base, case.program))
     candidate: Candidate[Any] = select.candidate_of(GemmSearch(followed, device), key)
     return from_candidate(problem, candidate, scales=scales, fusion=fusion)
 

@@ -49,11 +49,9 @@ from atomr_cutlass.arrays import operands
 from atomr_cutlass.generator import matrix
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate
-from atomr_cutlass.ops.gemm.scaled import NO_SCALES, Scale, Scales, scale_forms
-from atomr_cutlass.ops.gemm.scaled import problem_of as problem_with
-from atomr_cutlass.ops.gemm.search import GemmCandidate
+from atomr_cutlass.ops.gemm.scaled import NO_SCALES, Scale, Scales, scale_forms, with_scales
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.planning import PlanOptions
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
@@ -173,7 +171,7 @@ def problem_of(case: Case, arrays: Operands) -> tuple[GemmProblem, Scales | None
     specs = spec(arrays.scale_a), spec(arrays.scale_b)
     forms = scale_forms(problem, *specs)
     scales = Scales(*(Scale(s.shape, s.strides, form) for s, form in zip(specs, forms, strict=True)))
-    return problem_with(problem, scales), scales
+    return with_scales(problem, scales), scales
 
 
 def our_call(problem: GemmProblem, scales: Scales | None, candidate: GemmCandidate, like: torch.Tensor) -> Call:

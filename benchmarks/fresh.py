@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from atomr_cutlass import _core
     from atomr_cutlass.generator.key import KernelKey
-    from atomr_cutlass.ops.gemm.search import GemmCandidate
+    from atomr_cutlass.ops.gemm.kernels import GemmCandidate
     from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 EXTENT = 256

@@ -36,7 +36,7 @@ from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.epilogue.lower import LINEAR
 from atomr_cutlass.generator.key import KernelKey, shared_memory
 from atomr_cutlass.generator.matrix import cells
-from atomr_cutlass.ops.gemm.divided import sums
+from atomr_cutlass.ops.gemm.helpers import sums
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import select

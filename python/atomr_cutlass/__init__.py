@@ -40,10 +40,10 @@ if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from .ops.conv2d.function import conv2d, conv2d_dgrad, conv2d_wgrad
     from .ops.conv2d.request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvShape, ConvWgradRequest
     from .ops.gated_gemm.function import gated_gemm, interleave
-    from .ops.gated_gemm.request import GatedGemmRequest
-    from .ops.gemm.request import GemmLayout, GemmRequest, GemmShape
+    from .ops.gated_gemm.operation import GatedGemmRequest
+    from .ops.gemm.operation import GemmLayout, GemmRequest, GemmShape
     from .ops.gemv.function import gemv
-    from .ops.gemv.request import GemvRequest, GemvShape
+    from .ops.gemv.operation import GemvRequest, GemvShape
     from .ops.grouped_gemm.function import grouped_gemm
     from .ops.grouped_gemm.request import GroupedGemmRequest, GroupedGemmShape
     from .ops.matmul.function import matmul
@@ -157,9 +157,9 @@ _DEFERRED = {
     "ops.quantize.function": ("QuantizedArray", "dequantize", "quantize"),
     "ops.conv2d.request": ("ConvDgradRequest", "ConvFwdRequest", "ConvLayout", "ConvShape", "ConvWgradRequest"),
     "pipeline.request": ("GemmEpilogue",),
-    "ops.gated_gemm.request": ("GatedGemmRequest",),
-    "ops.gemm.request": ("GemmLayout", "GemmRequest", "GemmShape"),
-    "ops.gemv.request": ("GemvRequest", "GemvShape"),
+    "ops.gated_gemm.operation": ("GatedGemmRequest",),
+    "ops.gemm.operation": ("GemmLayout", "GemmRequest", "GemmShape"),
+    "ops.gemv.operation": ("GemvRequest", "GemvShape"),
     "ops.grouped_gemm.request": ("GroupedGemmRequest", "GroupedGemmShape"),
     "serving.supervisor": ("exit_for_restart", "supervise"),
 }  # fmt: skip

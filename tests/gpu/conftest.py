@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import atomr_cutlass as ac
-from atomr_cutlass.ops.gemm.search import GemmCandidate
+from atomr_cutlass.ops.gemm.kernels import GemmCandidate
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.problem import GemmProblem
 

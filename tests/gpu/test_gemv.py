@@ -16,8 +16,7 @@ import every_cell
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass.generator.families.gemv import TYPES
 from atomr_cutlass.generator.key import COLUMN, ROW
-from atomr_cutlass.ops.gemv.kernels import GemvSearch, from_candidate
-from atomr_cutlass.ops.gemv.problem import product
+from atomr_cutlass.ops.gemv.function import GemvSearch, from_candidate, product
 from atomr_cutlass.pipeline import devices, estimate, select
 from atomr_cutlass.pipeline.planning import PlanOptions
 from gpu_matrices import (

@@ -17,8 +17,7 @@ import pytest
 import atomr_cutlass as ac
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.jit.store import KernelStore
-from atomr_cutlass.ops.gemm.kernels import GemmSearch
-from atomr_cutlass.ops.gemm.search import GemmCandidate
+from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch
 from atomr_cutlass.pipeline import devices, select, table
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.plan import Plan

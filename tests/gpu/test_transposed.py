@@ -12,7 +12,7 @@ import every_cell
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.families import transpose
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.ops.gemm import transposed
+from atomr_cutlass.ops.gemm import helpers
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.plan import Steps
 from atomr_cutlass.pipeline.problem import MatrixSpec, round_up
@@ -83,12 +83,12 @@ def test_floats_are_copied_where_it_pays(
     name: str, layouts: str, extents: tuple[int, int, int], batches: int, torch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small integers, whose sums are exact in float32; of the formulations, one with a copy is taken."""
-    real = transposed.with_copies
+    real = helpers.with_copies
 
     def copied(found: Any, device: Any) -> list[Any]:
         return [formulation for formulation in real(found, device) if formulation.copied is not None]
 
-    monkeypatch.setattr(transposed, "with_copies", copied)
+    monkeypatch.setattr(helpers, "with_copies", copied)
     dtype, (m, n, k) = getattr(torch, name), extents
 
     def matrix(rows: int, columns: int, layout: str) -> Any:

@@ -29,8 +29,7 @@ from atomr_cutlass.generator.epilogue.tree import MASK, MATRIX, ROW, EpilogueVis
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.rules import accumulator
 from atomr_cutlass.ops.gemm import reference as gemm_reference
-from atomr_cutlass.ops.gemm.kernels import GemmSearch
-from atomr_cutlass.ops.gemm.search import GemmCandidate
+from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec

@@ -19,7 +19,7 @@ from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.ops.conv2d.geometry import FPROP, conv_geometry
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.ops.conv2d.problem import ConvProblem
-from atomr_cutlass.ops.gemm import divided, plans
+from atomr_cutlass.ops.gemm import helpers, plans
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import devices, estimate, planning, select
@@ -37,7 +37,7 @@ SIMT_CELLS = [key for _, key in cells([SmArch.SM90A]) if gemm_sm80.divides(key) 
 
 def served(key: KernelKey, problem: GemmProblem) -> list[GemmFormulation]:
     search = GemmSearch(problem, H200)
-    return [formulation for formulation in divided.formulations(problem) if search.supports(key, formulation)]
+    return [formulation for formulation in helpers.divided(problem) if search.supports(key, formulation)]
 
 
 def first_divided(problem: GemmProblem) -> Candidate[GemmFormulation]:
@@ -78,7 +78,7 @@ def test_the_matrix_has_kernels_for_the_common_layouts() -> None:
     ids=["short", "many results", "f32", "unaligned", "gaps", "scale_d", "another c", "batches"],
 )
 def test_what_is_not_divided(problem: GemmProblem) -> None:
-    assert divided.formulations(problem) == []
+    assert helpers.divided(problem) == []
 
 
 def test_tf32_and_fp8_with_scales_are_divided() -> None:
@@ -90,12 +90,12 @@ def test_tf32_and_fp8_with_scales_are_divided() -> None:
     scaled = dataclasses.replace(dense(31, 128, 8192, dtype=D.F8E4M3), epilogue="scaled")
     scaled = dataclasses.replace(scaled, d=dataclasses.replace(scaled.d, dtype=D.BF16))
     assert any(served(key, scaled) for key in CELLS)
-    assert divided.formulations(dataclasses.replace(scaled, quantized=True)) == []
+    assert helpers.divided(dataclasses.replace(scaled, quantized=True)) == []
 
 
 @pytest.mark.parametrize("layout", ["r", "c"])
 def test_sums_lie_as_the_result_does(layout: str) -> None:
-    found = divided.formulations(dense(264, 656, 16352, f"rc{layout}", c=True))
+    found = helpers.divided(dense(264, 656, 16352, f"rc{layout}", c=True))
     assert found
     for formulation in found:
         assert formulation.divided
@@ -190,7 +190,7 @@ def test_few_tiles_of_f32_and_f64_are(monkeypatch: pytest.MonkeyPatch, layouts: 
     assert found.formulation.dtype_d is dtype
     assert found.split_k > 1
     assert gemm_sm80.divides(found.key)
-    assert divided.sums(dtype, dtype, H200).make(SmArch.SM90A) == cast(SmArch.SM90A, dtype, dtype)
+    assert helpers.sums(dtype, dtype, H200).make(SmArch.SM90A) == cast(SmArch.SM90A, dtype, dtype)
     assert not chosen(dense(4096, 4096, 4096, layouts, dtype, math=math)).formulation.divided
 
 
@@ -294,4 +294,4 @@ def test_launches(monkeypatch: pytest.MonkeyPatch, layouts: str) -> None:
     assert adding[1]["slice_stride"] == count
     assert (adding[1]["alpha"], adding[1]["beta"]) == ("alpha", "beta")
     assert nothing[1]["a"][0] == "zeros"
-    assert divided.sums(D.F32, D.BF16, H200).make(SmArch.SM90A) == cast(SmArch.SM90A, D.F32, D.BF16)
+    assert helpers.sums(D.F32, D.BF16, H200).make(SmArch.SM90A) == cast(SmArch.SM90A, D.F32, D.BF16)

@@ -27,7 +27,7 @@ from atomr_cutlass.generator.dtypes import ScaleType
 from atomr_cutlass.generator.families.gemm_sm100 import FP4_SCALES
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
-from atomr_cutlass.ops.gemm.scaled import problem_of
+from atomr_cutlass.ops.gemm.scaled import with_scales
 from atomr_cutlass.ops.quantize.reference import (
     VECTOR,
     BlockScaled,
@@ -292,7 +292,7 @@ def test_fp4_is_of_blackwell() -> None:
 def test_problem_and_scales_of_a_request(scaling: str) -> None:
     request = _request(scaling=scaling)
     scales = request.scales()
-    what = problem_of(request.problem(0), scales)
+    what = with_scales(request.problem(0), scales)
     vector = {"nvfp4": 16, "mxfp4": 32}[scaling]
     assert (what.m, what.n, what.k) == (256, 512, 1024)
     assert (what.a.strides, what.b.strides) == ((1024, 1), (1, 1024))
@@ -343,7 +343,7 @@ def test_large_problems_get_large_tiles() -> None:
         request = _request(m, 8192, 8192)
         scales = request.scales()
         assert scales is not None
-        best = select.best_cell(GemmSearch(problem_of(request.problem(0), scales), devices.imagined(SmArch.SM100)))
+        best = select.best_cell(GemmSearch(with_scales(request.problem(0), scales), devices.imagined(SmArch.SM100)))
         assert best is not None
         return best.key.tile
 
@@ -393,7 +393,7 @@ def test_older_gpus_are_told_what_serves_them(monkeypatch: pytest.MonkeyPatch) -
     fake_table.install(monkeypatch, fake_table.rows_of("full", [SmArch.SM80, SmArch.SM90A]))
     request = _request(arch=None)
     scales = request.scales()
-    what = problem_of(request.problem(0), scales)
+    what = with_scales(request.problem(0), scales)
     for device, arch in ((fake_table.H200, "sm_90a"), (fake_table.A100, "sm_80"), (fake_table.ADA, "sm_89")):
         with pytest.raises(UnsupportedError, match=f"no kernel multiplies fp4 on {arch}: .*dequantize"):
             select.choose(GemmSearch(what, device), backend="auto")
@@ -407,7 +407,7 @@ def test_a_table_without_the_kernel_names_the_knob(monkeypatch: pytest.MonkeyPat
         request = _request(scaling=scaling)
         scales = request.scales()
         assert scales is not None
-        what = problem_of(request.problem(0), scales)
+        what = with_scales(request.problem(0), scales)
         if built:
             assert select.choose(GemmSearch(what, device), backend="prebuilt").key.scale_type == ScaleType.UE4M3.value
         else:

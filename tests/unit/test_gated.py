@@ -17,7 +17,7 @@ from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import epilogue_id
 from atomr_cutlass.generator.matrix import cells, supports, with_epilogue
 from atomr_cutlass.ops.gated_gemm import function as gated
-from atomr_cutlass.ops.gated_gemm.request import GATES
+from atomr_cutlass.ops.gated_gemm.function import GATES
 from atomr_cutlass.ops.gemm import scaled
 from atomr_cutlass.ops.gemm.scaled import Scales
 from atomr_cutlass.pipeline.call import Call

@@ -145,21 +145,21 @@ def test_block_scales_are_of_both_operands(a: tuple[int, ...] | None, b: tuple[i
 
 def test_the_problem_of_scales_has_the_scaled_epilogue() -> None:
     problem = _problem()
-    found = scaled.problem_of(problem, Scales(a=_scale((65, 1), "vector")))
+    found = scaled.with_scales(problem, Scales(a=_scale((65, 1), "vector")))
     assert found == dataclasses.replace(problem, epilogue="scaled")
-    assert scaled.problem_of(problem, Scales(amax=_scale((1,), "tensor"))).epilogue == "scaled"
+    assert scaled.with_scales(problem, Scales(amax=_scale((1,), "tensor"))).epilogue == "scaled"
 
 
 def test_the_problem_of_block_scales() -> None:
-    found = scaled.problem_of(_problem(), Scales(_scale((65, 5), "block"), _scale((5, 3), "block")))
+    found = scaled.with_scales(_problem(), Scales(_scale((65, 5), "block"), _scale((5, 3), "block")))
     assert found.scale_granularity == (1, 128, 128)
     assert found.scale_type == "f32"
 
 
 def test_what_are_block_scales() -> None:
-    assert Scales(_scale((65, 5), "block"), _scale((5, 3), "block")).block
-    assert not Scales(_scale((65, 1), "vector")).block
-    assert not Scales().block
+    assert Scales(_scale((65, 5), "block"), _scale((5, 3), "block")).form == "block"
+    assert Scales(_scale((65, 1), "vector")).form == "vector"
+    assert not Scales().form
 
 
 @pytest.mark.parametrize("extents", [(0, 300, 128), (65, 0, 128)])
@@ -189,7 +189,7 @@ def test_problems_of_a_tree() -> None:
     with_c = dataclasses.replace(problem, c=problem.d)
     (only,) = scaled.rewritten(with_c, scales, fusion)
     assert (only.c, only.epilogue) == (problem.d, f"scaled+{tree.program}")
-    assert scaled.rewritten(problem, scales) == [scaled.problem_of(problem, scales)]
+    assert scaled.rewritten(problem, scales) == [scaled.with_scales(problem, scales)]
 
 
 def test_a_problem_that_the_table_serves_goes_before_one_to_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

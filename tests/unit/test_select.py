@@ -24,8 +24,7 @@ from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import ARCHS, expand, supports
 from atomr_cutlass.generator.render import render
 from atomr_cutlass.jit import kernels
-from atomr_cutlass.ops.gemm.kernels import GemmSearch
-from atomr_cutlass.ops.gemm.search import GemmCandidate
+from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch
 from atomr_cutlass.pipeline import devices, estimate, select, tuning
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, formulations

@@ -25,7 +25,7 @@ from ...pipeline.devices import Device
 from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, row_major
 from ...pipeline.reduction import refuse_sums
 from ...pipeline.search import Candidate, KernelSearch
-from ..gemm.divided import sums
+from ..gemm.helpers import sums
 from ..gemm.kernels import OP as GEMM
 from ..gemm.kernels import GemmSearch
 from . import problem as conv_problem

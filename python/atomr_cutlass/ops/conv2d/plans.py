@@ -16,7 +16,7 @@ from ...pipeline.plan import Address, Plan, Steps, bytes_of
 from ...pipeline.planning import PlanOptions, planned
 from ...pipeline.problem import MatrixSpec
 from ...pipeline.search import Candidate
-from ..gemm.divided import sums
+from ..gemm.helpers import sums
 from ..gemm.kernels import product_args
 from ..gemm.plans import clears_masks
 from .kernels import ConvFormulation, ConvSearch

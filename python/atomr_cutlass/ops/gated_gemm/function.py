@@ -12,23 +12,26 @@ from ...arrays import operands
 from ...arrays.frameworks import namespaces
 from ...arrays.numerics import AnyArray, math_mode
 from ...arrays.operands import check_devices, check_out, result_dtype, views_of
-from ...checks import NUMBERS
+from ...checks import NUMBERS, shown
 from ...errors import InvalidOperandError, UnsupportedError, require
 from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.common import bias_and_activation
+from ...generator.epilogue.lower import GATED, GATED_SCALED, epilogue_id
 from ...generator.epilogue.tree import RESULT
-from ...generator.rules import gemm_types
+from ...generator.rules import FP8_TYPES, HALF_TYPES, gemm_types
 from ...pipeline import reduction
 from ...pipeline.call import Call, Result, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan
-from ...pipeline.problem import MatrixSpec, broadcast_batches
-from ..gemm import reference as gemm_reference
-from ..gemm.arguments import check_single, problem_of, scales_of
+from ...pipeline.problem import GemmProblem, MatrixSpec, broadcast_batches
 from ..gemm.plans import make
-from ..gemm.scaled import PER_PAIR
+from ..gemm.scaled import NO_SCALES, PER_PAIR, Scales, check_single, problem_of, scales_of
 from ..product import Product
-from .reference import gate
-from .request import OP, check, gated
+
+OP = "gated_gemm"
+
+GATES = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh")
+"""Activations of the gate."""
 
 
 def interleave(gate: Any, up: Any) -> Any:
@@ -118,6 +121,22 @@ def gated_gemm(
     return Call(_parse, arrays, out, options)
 
 
+def check(dtype: CutlassDtype, activation: object) -> None:
+    """Refuses operands and activations of the gate that no kernel has."""
+    if activation not in GATES:
+        raise InvalidOperandError(f"activation is {shown(activation)}; valid: {', '.join(GATES)}")
+    if dtype not in (*HALF_TYPES, *FP8_TYPES):
+        raise UnsupportedError(f"gated kernels multiply f16, bf16 and fp8, not {dtype.value}")
+
+
+def gated(product: GemmProblem, scales: Scales, activation: str | None) -> GemmProblem:
+    """A product with its gate as the epilogue; D is as wide as B, with twice the strides of the result in memory."""
+    if scales.form == "block":
+        raise UnsupportedError("block scales are not taken by gated kernels: give one for all, or one for each row")
+    base = GATED if scales == NO_SCALES else GATED_SCALED
+    return dataclasses.replace(product, epilogue=epilogue_id(base, bias_and_activation(None, activation).program))
+
+
 class _GatedGemm(Product):
     """A product with a gate, parsed."""
 
@@ -139,15 +158,12 @@ class _GatedGemm(Product):
         return {name: operands.upload(array, 0, columns=name == "b") for name, array in arrays.items()}
 
     def reference(self, host: dict[str, AnyArray]) -> dict[str, AnyArray]:
-        product = gemm_reference.gemm(
-            host["a"],
-            host["b"],
-            alpha=self.call.scalars[0],
-            scale_a=host.get("scale_a"),
-            scale_b=host.get("scale_b"),
-            out_dtype=CutlassDtype.F64,
-            math=self.math,
-        )
+        from ..gemm import reference as gemm_reference  # which no GPU call needs
+        from .reference import gate
+
+        how: dict[str, Any] = {"alpha": self.call.scalars[0], "math": self.math, "out_dtype": CutlassDtype.F64}
+        how |= {name: host.get(name) for name in ("scale_a", "scale_b")}
+        product = gemm_reference.gemm(host["a"], host["b"], **how)
         scale_d = float(host["scale_d"].reshape(())) if "scale_d" in host else 1.0
         return {RESULT: gate(product, str(self.call.options.activation), scale_d, self.result)}
 
@@ -163,7 +179,10 @@ def _parse(call: Call) -> _GatedGemm:
     given = {name: None if isinstance(array, NUMBERS) else array for name, array in arrays.items()}
     views = views_of({**given, "out": call.out}, ("a", "b"))
     check_devices(views)
-    shape = _result_shape(views)
+    a, b = views["a"].shape, views["b"].shape
+    if len(a) < 2 or len(b) < 2 or a[-1] != b[-2] or b[-1] % 2:
+        raise InvalidOperandError(f"a has shape {a} and b {b}; expected (..., M, K) and (..., K, 2 F)")
+    shape = (*broadcast_batches(a[:-2], b[:-2]), a[-2], b[-1] // 2)
     dtype, other = (operands.dtype_of(views[name], name) for name in "ab")
     result = result_dtype(views, options.out_dtype, dtype)
     check(dtype, options.activation)
@@ -177,10 +196,3 @@ def _parse(call: Call) -> _GatedGemm:
     check_single(views)
     results = {RESULT: Result(shape, result.dlpack, call.out, out)}
     return _GatedGemm(call=call, inputs=views, results=results, result=result, math=math)
-
-
-def _result_shape(views: dict[str, _core.Operand]) -> tuple[int, ...]:
-    a, b = views["a"].shape, views["b"].shape
-    if len(a) < 2 or len(b) < 2 or a[-1] != b[-2] or b[-1] % 2:
-        raise InvalidOperandError(f"a has shape {a} and b {b}; expected (..., M, K) and (..., K, 2 F)")
-    return (*broadcast_batches(a[:-2], b[:-2]), a[-2], b[-1] // 2)

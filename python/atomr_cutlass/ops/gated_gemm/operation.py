@@ -1,16 +1,89 @@
-"""Gated GEMM as an operation."""
+"""Gated GEMM: its requests, and the operation that they are of."""
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar
 
-from ...pipeline.operation import NO_CHECK, Arrays, OperandSlot
-from ...pipeline.probe import Probe
-from ...pipeline.request import Option
-from ..gemm.operation import GemmOperation
-from ..gemm.request import GemmRequest
-from ..gemm.scaled import result_of
-from .request import OP, REFUSES, GatedGemmRequest
+from ...checks import expect
+from ...errors import InvalidOperandError, UnsupportedError
+from ...pipeline.call_options import documented
+from ...pipeline.operation import NO_CHECK, Arrays
+from ...pipeline.problem import GemmProblem
+from ...pipeline.request import GemmEpilogue, Option
+from ..gemm.operation import GemmLayout, GemmOperation, GemmRequest
+from ..gemm.scaled import PER_PAIR, Scales
+from .function import OP, check, gated
+
+if TYPE_CHECKING:
+    from ...pipeline.probe import Probe
+
+_READS = "the kernels read A, B and their scales alone"
+REFUSES = {
+    "c": _READS,
+    "beta": _READS,
+    "bias": _READS,
+    "epilogue": "the gate is the epilogue: two columns become one",
+    "amax": "the kernels write D alone",
+    "precision": "the operands have 16 or 8 bits: there is no choice of precision",
+}
+"""Options of GEMM that gated GEMM does not take, each with the reason."""
+
+
+@documented
+@dataclass(frozen=True)
+class GatedGemmRequest(GemmRequest):
+    """One gated GEMM: D[..., j] = scale_d * f(P[..., 2 j]) * P[..., 2 j + 1], P = alpha * scale_a * scale_b * A B.
+
+    Attributes:
+        shape: extents of the product P: n counts the columns of B, two for each column of D.
+        dtype: element type of A and B: F16, BF16, F8E4M3 or F8E5M2.
+        layout_c: layout of D: row-major.
+        epilogue: alpha, and as its activation the gate's function f, a name that `gated_gemm` takes; None is silu.
+        scaling: fp8's scales that a plan is called with, as float32 arrays: `tensor` (one element for A, one for B) or
+            `vector` (one for each row of A, (m, 1), and column of B, (1, n)); None for none.
+        quantized: whether a plan is called with scale_d too, one float32.
+
+    Raises:
+        UnsupportedError: no kernel exists for these element types, scales or layouts, or there is a bias, a beta or a
+            tree.
+        InvalidOperandError: a value is not of its kind, the activation is none of a gate, or n is odd.
+    """
+
+    op: ClassVar[str] = OP
+
+    def __post_init__(self) -> None:
+        expect(self.epilogue, GemmEpilogue, "epilogue")
+        epilogue = self.epilogue
+        given = {"beta": epilogue.beta != 0, "bias": epilogue.bias, "epilogue": epilogue.tree is not None}
+        for name, is_given in given.items():
+            if is_given:
+                raise UnsupportedError(f"the request has {name}: {REFUSES[name]}")
+        if epilogue.activation is None:
+            object.__setattr__(self, "epilogue", dataclasses.replace(epilogue, activation="silu"))
+        super().__post_init__()
+        check(self.dtype, self.epilogue.activation)
+        if self.shape.n % PER_PAIR:
+            raise InvalidOperandError(
+                f"shape.n is {self.shape.n}; expected an even number: D has a column for each two"
+            )
+        if self.layout_c is not GemmLayout.ROW_MAJOR:
+            raise UnsupportedError("layout_c is COL_MAJOR: gated kernels write rows that are contiguous")
+        self.problem(0)  # refuses block scales
+
+    def problem(self, device: int) -> GemmProblem:
+        """The product on the GPU of this index, its gate as the epilogue; D is as wide as B."""
+        return gated(super().problem(device), self.scales(), self.epilogue.activation)
+
+    def scales(self) -> Scales:
+        """The scales that a plan is called with, dense, without amax."""
+        return super().scales()._replace(amax=None)
+
+    def fusion(self) -> None:
+        """None: the epilogue of `problem` has the gate, which has no arrays."""
+
 
 _OWN = (
     Option("n", "Columns of B, two for each of D.", None),
@@ -31,15 +104,8 @@ class GatedGemmOperation(GemmOperation):
         *(option for option in GemmOperation.options if option.name not in ("precision", *(own.name for own in _OWN))),
     )
 
-    def operands(self, request: GemmRequest) -> tuple[OperandSlot, ...]:
-        *table, _ = super().operands(request)
-        return (*table, OperandSlot("out", (result_of(request.problem(0)),), written=True))
-
-    def optional_names(self, request: GemmRequest) -> tuple[str, ...]:
-        return tuple(name for name in super().optional_names(request) if name not in self.refuses)
-
     def probe(self, request: GemmRequest, arrays: Arrays) -> Probe[GemmRequest]:
-        from .probe import GatedGemmProbe
+        from .reference import GatedGemmProbe
 
         return GatedGemmProbe(request, arrays)
 

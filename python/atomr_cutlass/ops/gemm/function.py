@@ -17,17 +17,15 @@ from ...checks import NUMBERS
 from ...errors import InvalidOperandError, UnsupportedError, require
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
-from ...generator.key import ROW
-from ...generator.rules import FP8_TYPES, accumulator, gemm_types, supports_layouts
+from ...generator.rules import FP8_TYPES, accumulator, gemm_types
 from ...pipeline import devices, reduction
 from ...pipeline.call import Call, Result, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan
 from ...pipeline.problem import broadcast_batches, broadcasts_to
 from ..product import Product
-from .arguments import check_single, problem_of, scales_of
 from .plans import make
-from .scaled import SCALES
+from .scaled import SCALES, check_single, problem_of, scales_of
 
 _PRODUCT = ("a", "b", "scale_a", "scale_b", "scale_d")
 """Names that operands of an epilogue cannot have."""
@@ -151,12 +149,11 @@ class _Gemm(Product):
         return make(problem, scales_of(problem, own), fusion, like=like, stream=stream, **how)
 
     def uploaded(self) -> dict[str, _core.Operand]:
-        # 8-bit kernels want B contiguous along K.
-        columns = {"b"} if not supports_layouts("sm80", self.dtypes[0], ROW, ROW) else set()
+        columns = self.dtypes[0].bits <= 8  # kernels want B contiguous along K
         arrays = {name: operands.to_numpy(view) for name, view in self.inputs.items()}
         if self.dtypes[0] is fp4.FP4:
-            arrays, columns = fp4.gpu_forms(arrays), {"b"}
-        return {name: operands.upload(array, 0, columns=name in columns) for name, array in arrays.items()}
+            arrays = fp4.gpu_forms(arrays)
+        return {name: operands.upload(array, 0, columns=columns and name == "b") for name, array in arrays.items()}
 
     def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:
         if "amax" in self.own:
@@ -171,9 +168,8 @@ class _Gemm(Product):
             host = fp4.plain_forms(host)
         scale_a, scale_b, scale_d = (host.get(name, self.call.arrays[name]) for name in SCALES[:3])
         scale_d = None if scale_d is None else float(np.asarray(scale_d).reshape(()))
-        how = {
-            "alpha": options.alpha, "beta": options.beta, "scale_a": scale_a, "scale_b": scale_b, "math": self.math
-        }  # fmt: skip
+        how: dict[str, Any] = {"alpha": options.alpha, "beta": options.beta, "math": self.math}
+        how |= {"scale_a": scale_a, "scale_b": scale_b}
         product = host["a"], host["b"], host.get("c") if "c" in self.own else None
         if "amax" not in self.own:  # else it is an epilogue's, or not wanted
             return self.evaluated(host, functools.partial(gemm_reference.gemm, *product, **how), scale_d=scale_d)
@@ -189,9 +185,8 @@ def _parse(call: Call) -> _Gemm:
         raise UnsupportedError(
             "amax is taken before scale_d, and a number would be part of alpha: give scale_d as an array"
         )
-    given = {"a": arrays["a"], "b": arrays["b"], "c": call.c, "out": call.out, "amax": arrays["amax"]}
-    if call.epilogue is None:
-        given["bias"] = arrays["bias"]
+    bias = arrays["bias"] if call.epilogue is None else None
+    given = {"a": arrays["a"], "b": arrays["b"], "c": call.c, "out": call.out, "amax": arrays["amax"], "bias": bias}
     given |= {name: arrays[name] for name in SCALES[:3] if not isinstance(arrays[name], NUMBERS)}
     views = views_of(given, ("a", "b"))
     check_devices(views)

@@ -1,44 +1,235 @@
-"""GEMM as an operation."""
+"""GEMM: its requests, and the operation that they are of."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import enum
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from ...arrays import fp4, operands
 from ...arrays.numerics import FAST, PRECISIONS
 from ...arrays.operands import BYTE
-from ...epilogue.bind import reduce_nothing
-from ...epilogue.bound import problem_for
-from ...errors import InvalidOperandError
-from ...generator.dtypes import CutlassDtype
+from ...checks import check_index, check_options, expect
+from ...epilogue.bound import Fusion, problem_for
+from ...epilogue.results import MatrixResult
+from ...errors import InvalidOperandError, UnsupportedError, require
+from ...generator.archs import SmArch
+from ...generator.dtypes import CutlassDtype, ScaleType
 from ...generator.key import KernelKey
+from ...generator.matrix import is_supported_for
+from ...generator.members import Members
+from ...generator.rules import FP8_TYPES, gemm_types
 from ...pipeline import select
+from ...pipeline.call_options import documented
 from ...pipeline.devices import Device
 from ...pipeline.operation import Arrays, OperandSlot, PlannedOperation, epilogue_slots
 from ...pipeline.plan import Plan
-from ...pipeline.probe import Probe
-from ...pipeline.problem import GemmProblem, MatrixSpec
+from ...pipeline.plan_cache import PlanKey
+from ...pipeline.problem import GemmProblem, MatrixSpec, row_major
 from ...pipeline.reduction import is_batch_invariant
-from ...pipeline.request import GemmEpilogue, Option, RequestOptions, precision_of, sampled
-from .kernels import GemmSearch
-from .plans import make
-from .request import GemmLayout, GemmRequest, GemmShape
-from .scaled import NO_SCALES, SCALES, Scale
-from .search import GemmCandidate
+from ...pipeline.request import (
+    GemmEpilogue,
+    Option,
+    Request,
+    RequestOptions,
+    expect_extent,
+    math_of,
+    precision_of,
+    sampled,
+)
+from ..quantize.reference import VECTOR, swizzled_size
+from .kernels import GemmCandidate, GemmSearch
+from .plans import make, search_for
+from .scaled import NO_SCALES, SCALES, Scale, Scales, result_of, scale_shapes
 
 if TYPE_CHECKING:
-    from ..gemv.request import GemvRequest
+    from ...pipeline.probe import Probe
+    from ..gemv.operation import GemvRequest
+
+FP8_SCALINGS = (None, "tensor", "vector", "block")
+SCALINGS = (*FP8_SCALINGS, *fp4.SCALINGS)
+"""Forms of scales on the device: fp8's, then fp4's."""
+
+
+def expect_scaling(scaling: str | None, valid: Sequence[str | None]) -> None:
+    """Refuses a form of scales that an operation has not."""
+    if scaling is not None:
+        check_options(scaling=scaling)
+    if scaling not in valid:
+        raise InvalidOperandError(f"scaling is {scaling!r}; expected {', '.join(map(repr, valid))}")
+
+
+def expect_fp8(dtype: CutlassDtype) -> None:
+    """Refuses scales on the device for operands that are not fp8."""
+    if dtype not in FP8_TYPES:
+        raise UnsupportedError(f"{dtype.value} operands take no scales on the device: fold them into alpha")
+
+
+class GemmLayout(enum.Enum, metaclass=Members):
+    """The layout of a matrix in memory; the value is BLAS's word."""
+
+    ROW_MAJOR = "row"
+    COL_MAJOR = "column"
+
+
+@dataclass(frozen=True)
+class GemmShape:
+    """Extents of D (m x n) = A (m x k) B (k x n), `batch` times.
+
+    Raises:
+        InvalidOperandError: an extent is negative or no integer.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k", "batch"):
+            expect_extent(getattr(self, name), f"GemmShape.{name}")
+
+
+@documented
+@dataclass(frozen=True)
+class GemmRequest(Request):
+    """One GEMM: D = epilogue(A B), dense operands.
+
+    Attributes:
+        shape: extents.
+        dtype_b: element type of B where it is another: e4m3 and e5m2 may be mixed.
+        layout_a, layout_b: layouts of A and B.
+        layout_c: layout of C and D.
+        epilogue: scalars, bias and activation, or a tree. A plan is called with the bias (n,) as `bias`, and with a
+            tree's operands by their names, inputs before outputs: a scalar (1,), a row (n,), a column (m, 1), a matrix
+            in D's layout, a mask uint8 (m, ceil(n / 8)); a reduction (1,), (n,) or (m,). Matrices, masks and a tree's
+            outputs have a dimension of batches where there are several; a reduction to a scalar has not.
+        scaling: fp8's scales that a plan is called with, as float32 arrays: `tensor` (one element for A, one for B),
+            `vector` (one for each row of A, (m, 1), and column of B, (1, n)) or `block` ((m, ceil(k / 128)) and
+            (ceil(k / 128), ceil(n / 128))); None for none. fp4's are `nvfp4` (e4m3, one for 16 elements of K) and
+            `mxfp4` (e8m0 as uint8, one for 32), as `quantize` returns them, with a dimension of batches where there are
+            several. A is then uint8 (m, k / 2) and B the transpose of (n, k / 2): layout_b is COL_MAJOR.
+        quantized: whether a plan is called with scale_d and amax too, one float32 each.
+        binding: {binding} The operand is B.
+
+    Raises:
+        UnsupportedError: no kernel exists for these element types, or none for this arch.
+        InvalidOperandError: a value is not of its kind; a tree decides another out_dtype or takes an operand's name.
+    """
+
+    op: ClassVar[str] = "gemm"
+
+    shape: GemmShape
+    layout_a: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
+    layout_b: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
+    layout_c: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
+    precision: str | None = field(default=None, kw_only=True)
+    dtype_b: CutlassDtype | None = field(default=None, kw_only=True)
+    fast_accum: bool = field(default=False, kw_only=True)
+    scaling: str | None = field(default=None, kw_only=True)
+    quantized: bool = field(default=False, kw_only=True)
+    batch_invariant: bool | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.check_fields(
+            shape=GemmShape, layout_a=GemmLayout, layout_b=GemmLayout, layout_c=GemmLayout, fast_accum=bool,
+            quantized=bool,
+        )  # fmt: skip
+        if self.dtype_b is not None:
+            expect(self.dtype_b, CutlassDtype, "dtype_b")
+        check_options(batch_invariant=self.batch_invariant)
+        expect_scaling(self.scaling, SCALINGS)
+        fused = self.tree is not None
+        require(gemm_types(self.operand_dtype, self.operand_dtype_b, self.result_dtype, self.math, tree=fused))
+        if self.arch is not None and not is_supported_for(self.dtype, self.arch):
+            valid = ", ".join(a.name for a in SmArch if is_supported_for(self.dtype, a))
+            raise UnsupportedError(f"no kernel multiplies {self.dtype.value} on {self.arch.name}; valid: {valid}")
+        if self.operand_dtype is fp4.FP4:
+            if self.scaling not in (None, *fp4.SCALINGS) or self.quantized:
+                wanted = "quantized" if self.quantized else f"scaling is {self.scaling!r}"
+                valid = " or ".join(map(repr, fp4.SCALINGS))
+                raise UnsupportedError(f"{wanted}: fp4 kernels multiply with scaling {valid}, and have no other scales")
+        elif self.scaling in fp4.SCALINGS:
+            raise UnsupportedError(f"scaling {self.scaling!r} is fp4's: dtype is then F4E2M1, not {self.dtype.name}")
+        elif self.scaling or self.quantized:
+            expect_fp8(self.operand_dtype)
+        if self.tree is not None:
+            scales = {"scale_a", "scale_b"} if self.scaling else set()
+            self.refuse_tree(self.tree, {"a", "b", *scales, *(("scale_d", "amax") if self.quantized else ())})
+
+    @property
+    def operand_dtype_b(self) -> CutlassDtype:
+        """The element type that B is stored in."""
+        return (self.dtype_b or self.dtype).storage
+
+    @property
+    def math(self) -> str:
+        return math_of(self.dtype, self.precision, fast_accum=self.fast_accum)
+
+    def problem(self, device: int) -> GemmProblem:
+        """The problem on the GPU of this index, with dense operands, batches outermost."""
+        check_index(device, "device")
+        shape = self.shape
+
+        def spec(rows: int, columns: int, layout: GemmLayout, dtype: CutlassDtype) -> MatrixSpec:
+            inner = (columns, 1) if layout is GemmLayout.ROW_MAJOR else (1, rows)
+            if shape.batch == 1:
+                return MatrixSpec((rows, columns), inner, dtype)
+            return MatrixSpec((shape.batch, rows, columns), (rows * columns, *inner), dtype)
+
+        a = spec(shape.m, shape.k, self.layout_a, self.operand_dtype)
+        b = spec(shape.k, shape.n, self.layout_b, self.operand_dtype_b)
+        d = spec(shape.m, shape.n, self.layout_c, self.result_dtype)
+        return GemmProblem(a=a, b=b, c=d if self.epilogue.beta != 0 else None, d=d, math=self.math, device=device)
+
+    def scales(self) -> Scales:
+        """The scales that a plan is called with, dense."""
+        m, n, k = self.shape.m, self.shape.n, self.shape.k
+        kind = fp4.SCALINGS.get(self.scaling or "")
+        if kind is not None:
+            batch = () if self.shape.batch == 1 else (self.shape.batch,)
+            dtype = BYTE if kind is ScaleType.UE8M0 else kind.dlpack  # as `quantize` returns them
+            shapes = ((*batch, swizzled_size(rows, -(-k // VECTOR[kind]))) for rows in (m, n))
+            return Scales(*(Scale(shape, row_major(shape), "swizzled", dtype) for shape in shapes))
+        single = Scale((1,), (1,), "tensor") if self.quantized else None
+        if self.scaling is None:
+            return Scales(d=single, amax=single)
+        a, b = (Scale(shape, row_major(shape), self.scaling) for shape in scale_shapes(m, n, k)[self.scaling])
+        return Scales(a, b, single, single)
+
+    def fusion(self) -> Fusion | None:
+        """The epilogue tree with the dense arrays that a plan is called with; None without a tree."""
+        d = self.problem(0).d
+        return None if self.tree is None else MatrixResult(d.shape).dense(self.tree, d)
+
+    def plan_key(self) -> PlanKey:
+        return self._plan_key
+
+    @functools.cached_property
+    def _plan_key(self) -> PlanKey:
+        words = [f"{self.scaling} scales"] if self.scaling else []
+        words += ["quantized"] if self.quantized else []
+        return self.key_of(
+            self.op,
+            (self.shape.m, self.shape.n, self.shape.k, self.shape.batch),
+            (self.layout_a.value, self.layout_b.value, self.layout_c.value),
+            dtypes=(self.operand_dtype, self.operand_dtype_b, self.result_dtype),
+            epilogue="+".join([self.epilogue.kind, *words]),
+            batch_invariant=is_batch_invariant(self.batch_invariant),
+        )
+
+    def search(self, device: Device) -> GemmSearch:
+        invariant = is_batch_invariant(self.batch_invariant)
+        problem, scales, fusion = self.problem(device.index), self.scales(), self.fusion()
+        return search_for(problem, scales, fusion, device, self.arch, batch_invariant=invariant)
 
 
 def refuse_columns(layout: GemmLayout) -> None:
-    """Refuses to allocate a column-major result.
-
-    Raises:
-        InvalidOperandError: the layout is that.
-    """
+    """Refuses to allocate a column-major result."""
     if layout is not GemmLayout.ROW_MAJOR:
         raise InvalidOperandError("out is needed: results are allocated row-major, and layout_c is COL_MAJOR")
 
@@ -55,11 +246,7 @@ LETTERS = {"r": GemmLayout.ROW_MAJOR, "c": GemmLayout.COL_MAJOR}
 
 
 def layouts_from(options: RequestOptions) -> dict[str, Any]:
-    """The layouts of A, B and D, as fields of a request.
-
-    Raises:
-        InvalidOperandError: other letters, or not three.
-    """
+    """The layouts of A, B and D, as fields of a request."""
     # Kernels want narrow operands contiguous along K.
     letters = options.given("layout") or ("rcr" if options.dtype.bits <= 8 else "rrr")
     if len(letters) != 3 or not set(letters) <= set(LETTERS):
@@ -121,10 +308,11 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         slots = [_operand("a", problem.a), _operand("b", problem.b)]
         slots += [OperandSlot("c", (problem.c,))] if problem.c is not None else []
         slots += [_scale(name, scale) for name, scale in zip(SCALES, scales, strict=True) if scale is not None]
-        return (*slots, *epilogue_slots(request.fusion()), OperandSlot("out", (problem.d,), written=True))
+        return (*slots, *epilogue_slots(request.fusion()), OperandSlot("out", (result_of(problem),), written=True))
 
     def optional_names(self, request: GemmRequest) -> tuple[str, ...]:
-        return ("a", "b", "c", *(SCALES if request.scales() != NO_SCALES else ()))
+        names = ("a", "b", "c", *(SCALES if request.scales() != NO_SCALES else ()))
+        return tuple(name for name in names if name not in self.refuses)
 
     def request(self, options: RequestOptions) -> GemmRequest:
         batch = options.given("batch")
@@ -146,6 +334,8 @@ class GemmOperation(PlannedOperation[GemmRequest]):
 
     def write_empty(self, request: GemmRequest, arrays: Mapping[str, Any], stream: int) -> None:
         if request.tree is not None:
+            from ...epilogue.bind import reduce_nothing  # which loads the tracer
+
             reduce_nothing(request.tree.outputs, dict(arrays), stream)
         if "amax" in arrays:
             operands.clear_async(arrays["amax"], stream)
@@ -155,9 +345,8 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         return super().result_layout(request)
 
     def search(self, request: GemmRequest, device: Device) -> GemmSearch | None:
-        if 0 in (request.shape.m, request.shape.n, request.shape.batch):
-            return None
-        return request.search(device)
+        empty = 0 in (request.shape.m, request.shape.n, request.shape.batch)
+        return None if empty else request.search(device)
 
     def random_arrays(self, request: GemmRequest, generator: np.random.Generator) -> Arrays:
         from .probe import random_fp4

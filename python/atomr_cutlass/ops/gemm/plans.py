@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
@@ -29,46 +30,27 @@ from ...pipeline.problem import (
     over_batches,
     round_up,
 )
-from . import divided, transposed
-from .kernels import GemmSearch, nonempty, product_args
-from .scaled import NO_SCALES, PER_PAIR, Scale, Scales, result_of, rewritten
-from .search import GemmCandidate
+from . import helpers
+from .kernels import GemmCandidate, GemmSearch, nonempty, product_args
+from .scaled import NO_SCALES, PER_PAIR, SCALES, Scale, Scales, result_of, rewritten
 
 A_SETTLED, B_SETTLED = 1, 2  # kernel_abi.h
-
-GRID_BATCHES = 65535
-"""Batches that one launch of the sm80 generation takes: the z extent of a CUDA grid."""
 
 _ONE_BATCH = dict.fromkeys(("batch_stride_a", "batch_stride_b", "batch_stride_c", "batch_stride_d"), 0)
 
 
 def make(problem: GemmProblem, scales: Scales = NO_SCALES, fusion: Fusion | None = None, **options: Any) -> Plan:
-    """The plan for a GEMM.
+    """The plan for a GEMM; with a gated epilogue, D of the problem is as wide as the product (see `result_of`).
 
-    Its slots are a, b and, where there are such, c, scale_a, scale_b, scale_d, amax, the tree's inputs and outputs,
-    then out.
-
-    Args:
-        problem: the product; with a gated epilogue, D as wide as it (see `result_of`).
-        scales: the scales that are arrays.
-        fusion: the tree that follows.
-        options: those of `PlanOptions`.
-
-    Raises:
-        UnsupportedError: no kernel of the matrix serves it, or every one needs more workspace, or one must be compiled
-            and the stream is being captured; or scales are not contiguous.
-        KernelNotFoundError: one serves it, but the table lacks it and it must not be compiled.
+    Its operands are a, b and, where there are such, c, scale_a, scale_b, scale_d, amax, the tree's inputs and outputs,
+    then out. `options` are those of `PlanOptions`.
     """
     how = PlanOptions(**options)
     for name, scale, along in (("scale_a", scales.a, -2), ("scale_b", scales.b, -1)):
         if scale is not None and scale.form == "vector" and scale.shape[along] > 1 and scale.strides[along] != 1:
             raise UnsupportedError(f"{name} has strides {scale.strides}: its elements must be contiguous; copy it")
     search = search_for(problem, scales, fusion, None, how.arch, batch_invariant=how.batch_invariant)
-
-    def build(candidate: GemmCandidate, how: PlanOptions) -> Plan:
-        return from_candidate(problem, candidate, how, scales, fusion)
-
-    return planned(search, build, how)
+    return planned(search, functools.partial(from_candidate, problem, scales=scales, fusion=fusion), how)
 
 
 def search_for(
@@ -80,12 +62,7 @@ def search_for(
     *,
     batch_invariant: bool = False,
 ) -> GemmSearch:
-    """The kernels for a problem with its scales and tree, on its GPU where no other device is given.
-
-    Raises:
-        UnsupportedError: an empty result, no products to scale or to give to a tree, or sums over rows that are not to
-            matter.
-    """
+    """The kernels for a problem with its scales and tree, on its GPU where no other device is given."""
     if 0 in (problem.m, problem.n, problem.batch):
         raise UnsupportedError(f"a result of shape {problem.d.shape} is empty: there is nothing to plan")
     if problem.k == 0 and not is_plain(problem, scales, fusion):
@@ -123,37 +100,34 @@ def from_candidate(
             return steps.matrix(name, spec, align)
         return steps.slot(name, *fp4.packed(spec, name), BYTE, alignment=align * spec.dtype.bits // 8)
 
-    def scale(name: str, spec: Scale | None, role: str = "input") -> Address | None:
-        if spec is None:
-            return None
+    def scale(name: str, spec: Scale) -> Address:
+        role = "output" if name == "amax" else "input"
         return steps.slot(name, spec.shape, spec.strides, spec.dtype, alignment=spec.alignment, role=role)
 
-    align_a, align_b = transposed.alignments(key, formulation)
-    align_d = divided.alignment(candidate, problem.d.dtype)
+    align_a, align_b, align_d = helpers.alignments(candidate, problem.d.dtype)
     a, b = operand("a", problem.a, align_a), operand("b", problem.b, align_b)
     c: Address | None = None
     if plain and not how.of_call:
         c = steps.matrix("c", problem.c or problem.d, align_d, "optional source")
     elif problem.c is not None:
         c = steps.matrix("c", problem.c, align_d, "source")
-    scale_a, scale_b, scale_d = scale("scale_a", scales.a), scale("scale_b", scales.b), scale("scale_d", scales.d)
-    amax = scale("amax", scales.amax, "output")
+    factors = {name: scale(name, spec) for name, spec in zip(SCALES, scales, strict=True) if spec is not None}
     others = FusedOperands(steps, fusion, epilogue, key, clear_masks=clears_masks(key))
     c = others.source or c
     out = steps.matrix("out", result_of(formulation.problem), align_d, "output")
-    if amax is not None:
-        steps.clear(amax, 4)
+    if "amax" in factors:
+        steps.clear(factors["amax"], 4)
 
     kernels: dict[str, Any] = {"backend": how.backend, "jit": how.jit}
-    read_by = transposed.copies(steps, formulation, **kernels)
+    read_by = helpers.copies(steps, formulation, **kernels)
     unmultiplied = how.alpha == 0 or not how.of_call
     common: dict[str, Any] = dict(product_args(formulation, candidate))
     narrower = PER_PAIR if is_gated(epilogue) else 1
     if narrower > 1:
         common |= {name: common[name] // narrower for name in ("ldd", "batch_stride_d")}
-    common |= {"alpha": "alpha", "beta": "beta", "scale_d": scale_d, "amax": amax}
+    common |= {"alpha": "alpha", "beta": "beta", "scale_d": factors.get("scale_d"), "amax": factors.get("amax")}
     products: list[dict[str, Any]] = []
-    for launch in _launches(scales, formulation, GRID_BATCHES if key.generation == "sm80" else None):
+    for launch in _launches(scales, formulation, helpers.GRID_BATCHES if key.generation == "sm80" else None):
         at_a, at_b, at_c, at_d, *at_operands = launch.offsets
         args = common | {
             "batch": launch.count,
@@ -168,11 +142,12 @@ def from_candidate(
         if problem.k == 0:
             continue
         read = read_by(moved(a, at_a, problem.a.dtype), moved(b, at_b, problem.b.dtype), launch.count)
-        sides = (read[0], scale_a, launch.scale_a, scales.a), (read[1], scale_b, launch.scale_b, scales.b)
-        first, second = reversed(sides) if formulation.swapped else sides
+        side_a = read[0], factors.get("scale_a"), launch.scale_a, scales.a
+        side_b = read[1], factors.get("scale_b"), launch.scale_b, scales.b
+        first, second = (side_b, side_a) if formulation.swapped else (side_a, side_b)
         args = _operand_args("a", *first) | _operand_args("b", *second) | args
         if formulation.divided:
-            divided.add_steps(steps, problem, candidate, args, (*read, c, out), unmultiplied=unmultiplied, **kernels)
+            helpers.add_divided(steps, candidate, args, unmultiplied=unmultiplied, **kernels)
             continue
         if plain and formulation.copied is None:
             args["settled"] = settled(b, A_SETTLED if formulation.swapped else B_SETTLED)
@@ -211,9 +186,9 @@ def _operand_args(
 def _null_product(candidate: GemmCandidate) -> tuple[dict[str, Any], int]:
     """The arguments of a product of zeros, which stands in for one that is not to be read, and the bytes of them."""
     key, formulation = candidate.key, candidate.formulation
-    k = 128 // key.a.bits
-    lda = k if key.layout_a == ROW else _padded(formulation.m, key.a)
-    ldb = _padded(formulation.n, key.b) if key.layout_b == ROW else k
+    k = 128 // key.a.bits  # a vector of A's elements, and of B's, which have as many bits
+    lda = k if key.layout_a == ROW else round_up(formulation.m, k)
+    ldb = round_up(formulation.n, k) if key.layout_b == ROW else k
     elements = max(
         lda * (formulation.m if key.layout_a == ROW else k), ldb * (k if key.layout_b == ROW else formulation.n)
     )
@@ -221,19 +196,9 @@ def _null_product(candidate: GemmCandidate) -> tuple[dict[str, Any], int]:
     return args, elements * key.a.bits // 8
 
 
-def _padded(extent: int, dtype: CutlassDtype) -> int:
-    return round_up(extent, 128 // dtype.bits)
-
-
 @dataclass(frozen=True)
 class _Launch:
-    """One launch: how many batches it takes, and offsets in elements from the arrays' beginnings.
-
-    Attributes:
-        count: of batches.
-        offsets: of A, B, C, D, then those of a tree's operands.
-        scale_a, scale_b: of scales.
-    """
+    """How many batches a launch takes, and where in elements: of A, B, C, D, then a tree's operands, and of scales."""
 
     count: int
     offsets: tuple[int, ...]
@@ -247,7 +212,7 @@ def _launches(scales: Scales, formulation: GemmFormulation, most: int | None) ->
     outer = problem.d.shape[:-2]
     own = any(scale is not None and math.prod(_as_matrices(scale).shape[:-2]) > 1 for scale in (scales.a, scales.b))
     # Kernels with blocks take one batch, and those of fp4 would look for scales of each.
-    if not own and not ((scales.block or scales.swizzled) and math.prod(outer) > 1):
+    if not own and not (scales.form in ("block", "swizzled") and math.prod(outer) > 1):
         count = batches.count
         most = count if most is None else min(most, count)
         return [

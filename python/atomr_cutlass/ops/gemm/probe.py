@@ -16,7 +16,7 @@ from ...pipeline.probe import Check, Probe, slices
 from ..quantize import reference as quantization
 from ..quantize.reference import BLOCK, VECTOR
 from . import reference as gemm_reference
-from .request import GemmRequest
+from .operation import GemmRequest
 
 
 def random_fp4(generator: np.random.Generator, request: GemmRequest) -> Arrays:
@@ -98,8 +98,7 @@ class GemmProbe(Probe[GemmRequest]):
 
     def product(self, part: Arrays, dtype: CutlassDtype) -> Array:
         how = self._scaled(part) | {"out_dtype": dtype, "math": self.request.math}
-        made: Array = gemm_reference.gemm(*self._operands(part), **how)
-        return made
+        return gemm_reference.gemm(*self._operands(part), **how)
 
     def expected(self, part: Arrays) -> Array:
         if not self.request.quantized:
@@ -110,7 +109,7 @@ class GemmProbe(Probe[GemmRequest]):
         return expected
 
     def magnitudes(self, part: Arrays) -> Array:
-        magnitudes: Array = gemm_reference.absolute_product(*self._operands(part), **self._scaled(part))
+        magnitudes = gemm_reference.absolute_product(*self._operands(part), **self._scaled(part))
         if self.tree is not None:
             return magnitudes
         factor = self.limits(self.request.math).atol_factor

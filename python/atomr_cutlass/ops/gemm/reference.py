@@ -16,12 +16,7 @@ from ...reference.parts import OperandScale, Scale, read_scales, scaled_product
 
 
 class GemmResult(NamedTuple):
-    """A result and the largest magnitude in it.
-
-    Attributes:
-        d: the result, as `gemm` returns it.
-        amax: float32 of shape (1,).
-    """
+    """A result as `gemm` returns it, and the largest magnitude in it, of shape (1,)."""
 
     d: AnyArray
     amax: npt.NDArray[np.float32]
@@ -32,10 +27,7 @@ class GemmTerms:
     """Parameters of a GEMM beside operands and the type of the result.
 
     Attributes:
-        alpha: factor of the product.
-        beta: factor of c.
         bias: (N,), added to every row.
-        activation: a name in ACTIVATIONS; None is the identity.
         scale_a: multiplies. A number, or an array of any floating dtype: one element for everything, (..., M, 1) for
             each row, or (..., M, ceil(K / 128)) for each 128 elements of a row. For fp4 also, with scale_b of the same
             dtype, (..., M, K / 16) of e4m3 without signs (nvfp4; its second-level scale goes into alpha), or
@@ -43,6 +35,7 @@ class GemmTerms:
         scale_b: one for everything, (..., 1, N) for each column, (..., ceil(K / 128), ceil(N / 128)) for
             each block of 128 x 128, and for fp4 (..., K / 16, N) or (..., K / 32, N). Batch dimensions of scales
             broadcast to the result's.
+        scale_d: a number, applied after the activation.
         math: `tf32` rounds float32 operands to TF32 first. `default`, `ieee` and `3xtf32` keep them as they are.
     """
 
@@ -52,18 +45,11 @@ class GemmTerms:
     activation: str | None = None
     scale_a: Scale | None = None
     scale_b: Scale | None = None
+    scale_d: float | None = None
     math: str = "default"
 
 
-def gemm(
-    a: AnyArray,
-    b: AnyArray,
-    c: AnyArray | None = None,
-    *,
-    scale_d: float | None = None,
-    out_dtype: CutlassDtype,
-    **terms: Any,
-) -> AnyArray:
+def gemm(a: AnyArray, b: AnyArray, c: AnyArray | None = None, *, out_dtype: CutlassDtype, **terms: Any) -> AnyArray:
     """D = saturating_cast(scale_d * act(alpha * scale_a * scale_b * A B + beta * C + bias)).
 
     NaN and infinity propagate as in BLAS: through A, B, C, alpha and beta alike, except that C is not read when
@@ -80,63 +66,42 @@ def gemm(
     sm80 generation saturate the sum of products, CUTLASS having no other instruction; it takes K above 131,071 to
     see that.) int8 operands with any other result go through float64 as everything else does.
 
-    Args:
-        a: (..., M, K), any dtype of CutlassDtype but int32. Batch dimensions broadcast with b's.
-        b: (..., K, N), integer if and only if a is. It may be another floating dtype than a: e4m3 with e5m2, say.
-        c: (M, N), or (..., M, N) whose batch dimensions broadcast to the result's. Any dtype; integer where the
-            result is int32 from int8.
-        scale_d: a number, applied after the activation.
-        out_dtype: the element type of the result; `TF32` is stored as float32.
-        terms: see `GemmTerms`.
-
-    Returns:
-        A new array (..., M, N) of `numpy_dtype(out_dtype)`; empty where M, N or a batch dimension is 0.
-
-    Raises:
-        InvalidOperandError: a wrong rank, shape, dtype, name or combination; the message names the argument.
+    A and B may have any dtype but int32, C any; TF32 is stored as float32. `terms` are those of `GemmTerms`.
     """
     given = GemmTerms(**terms)
     if out_dtype is CutlassDtype.I32 and from_numpy_dtype(a.dtype) is CutlassDtype.I8:
-        if not (given.scale_a is None and given.scale_b is None and scale_d is None):
+        if not (given.scale_a is None and given.scale_b is None and given.scale_d is None):
             raise InvalidOperandError("scales are given; int8 to int32 takes none: ask for a floating out_dtype")
         return _integer_gemm(a, b, c, given)
     values = _values(a, b, c, given)
     with np.errstate(all="ignore"):
-        return stored(values, scale_d, out_dtype)
+        return stored(values, given.scale_d, out_dtype)
 
 
 def gemm_with_amax(
-    a: AnyArray,
-    b: AnyArray,
-    c: AnyArray | None = None,
-    *,
-    scale_d: float | None = None,
-    out_dtype: CutlassDtype,
-    **terms: Any,
+    a: AnyArray, b: AnyArray, c: AnyArray | None = None, *, out_dtype: CutlassDtype, **terms: Any
 ) -> GemmResult:
     """`gemm`, and amax = max |act(...)| over all batches before scale_d, from which the next scale is chosen.
 
     A function of its own, so that the result of `gemm` does not depend on a flag. The largest magnitude of an empty
-    result is 0; NaN anywhere makes NaN of it, as in CUTLASS's reduction. Arguments and errors are those of `gemm`,
-    whose int32 results have none.
+    result is 0; NaN anywhere makes NaN of it, as in CUTLASS's reduction. int32 results have none.
     """
     if out_dtype is CutlassDtype.I32:
         raise InvalidOperandError("amax is of floating results; out_dtype is int32")
-    values = _values(a, b, c, GemmTerms(**terms))
+    given = GemmTerms(**terms)
+    values = _values(a, b, c, given)
     with np.errstate(all="ignore"):
         amax = np.abs(values).max(initial=0.0).astype(np.float32).reshape(1)
-        return GemmResult(stored(values, scale_d, out_dtype), amax)
+        return GemmResult(stored(values, given.scale_d, out_dtype), amax)
 
 
-def absolute_product(
-    a: AnyArray, b: AnyArray, c: AnyArray | None = None, *, scale_d: float | None = None, **terms: Any
-) -> FloatArray:
+def absolute_product(a: AnyArray, b: AnyArray, c: AnyArray | None = None, **terms: Any) -> FloatArray:
     """|scale_d| * (|alpha| |scale_a| |scale_b| |A| |B| + |beta| |C| + |bias|), elementwise absolute values.
 
     The scale against which rounding errors of a product are measured: they are small next to the terms that were
     summed, not next to a sum that may have cancelled. An activation multiplies it by its largest slope (1.5 covers
-    all of ACTIVATIONS), since errors before it come out that much larger. Arguments and errors are those of `gemm`; the
-    result is float64.
+    all of ACTIVATIONS), since errors before it come out that much larger. Arguments are those of `gemm`; the result is
+    float64.
     """
     given = GemmTerms(**terms)
     shape = _check_problem(a, b, c, given)
@@ -144,15 +109,13 @@ def absolute_product(
     with np.errstate(all="ignore"):
         d = _product(np.abs(to_float64(a)), np.abs(to_float64(b)), shape, abs(float(given.alpha)), first, second)
         d = parts.add_magnitudes(d, c, float(given.beta), given.bias)
-        return d if scale_d is None else d * abs(float(scale_d))
+        return d if given.scale_d is None else d * abs(float(given.scale_d))
 
 
 def _values(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms) -> FloatArray:
     """act(...) before scale_d and rounding, of arguments that are checked here."""
     shape = _check_problem(a, b, c, terms)
     first, second = read_scales(a, b, terms.scale_a, terms.scale_b)
-    parts.check_activation(terms.activation)
-    parts.check_math(terms.math, parts.element_type("a", a), parts.element_type("b", b))
     if terms.math == "tf32":
         a, b = round_to_tf32(a), round_to_tf32(b)
     with np.errstate(all="ignore"):
@@ -176,8 +139,6 @@ def _product(
 def _integer_gemm(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms) -> AnyArray:
     """int8 x int8 -> int32 modulo 2**32."""
     _check_problem(a, b, c, terms)
-    parts.check_activation(terms.activation)
-    parts.check_math(terms.math, CutlassDtype.I8)
     alpha, beta, bias, activation = terms.alpha, terms.beta, terms.bias, terms.activation
     if activation not in (None, "identity", "relu"):
         raise InvalidOperandError(f"activation is {activation!r}; int8 to int32 takes None, identity or relu")
@@ -200,7 +161,7 @@ def _integer_gemm(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms
 
 
 def _check_problem(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms) -> tuple[int, ...]:
-    """Checks ranks, shapes and dtypes of everything but the scales; returns the result's shape."""
+    """Checks everything but the scales; returns the result's shape."""
     dtypes: list[CutlassDtype] = []
     for name, operand, expected in (("a", a, "(..., M, K)"), ("b", b, "(..., K, N)")):
         if operand.ndim < 2:
@@ -227,4 +188,6 @@ def _check_problem(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerm
         if c.shape[-2:] != (m, n) or not parts.broadcasts_to(c.shape, shape):
             raise InvalidOperandError(f"c has shape {c.shape}; expected {shape} or fewer batch dimensions")
     parts.check_bias(terms.bias, n)
+    parts.check_activation(terms.activation)
+    parts.check_math(terms.math, *dtypes)
     return shape

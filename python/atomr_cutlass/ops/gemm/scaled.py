@@ -1,4 +1,4 @@
-"""Scales of a GEMM that are arrays on the device, and the problem that they and an epilogue tree make of it."""
+"""Arrays of `gemm` as a product, its scales, and the problem that these and an epilogue tree make of it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...arrays import fp4
+from ... import _core
+from ...arrays import fp4, operands
 from ...epilogue import bound as fused
 from ...epilogue.bound import Fusion
-from ...errors import InvalidOperandError
+from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype, ScaleType
 from ...generator.epilogue.lower import is_gated
+from ...generator.rules import FP8_TYPES
 from ...pipeline.problem import GemmProblem, MatrixSpec
 from ..quantize.reference import BLOCK, VECTOR
 
@@ -28,7 +30,6 @@ class Scale:
     """The layout of a scale array.
 
     Attributes:
-        shape, strides: in elements.
         form: `tensor` (one number), `vector` (one for each row of A, or column of B), `block`, or fp4's `swizzled`:
             those of a matrix one after the other, (..., count).
         dtype: DLPack's (type code, bits).
@@ -46,13 +47,7 @@ class Scale:
 
 
 class Scales(NamedTuple):
-    """The scales of a GEMM that are arrays, in the order of SCALES; None where there is none.
-
-    Attributes:
-        a, b: of A and B.
-        d: of D, one number.
-        amax: where the largest magnitude of D before scale_d goes.
-    """
+    """The scales of a GEMM that are arrays, in the order of SCALES; None where there is none."""
 
     a: Scale | None = None
     b: Scale | None = None
@@ -60,66 +55,106 @@ class Scales(NamedTuple):
     amax: Scale | None = None
 
     @property
-    def block(self) -> bool:
-        """Whether they are block scales in float32."""
-        return self.a is not None and self.a.form == "block"
-
-    @property
-    def swizzled(self) -> bool:
-        """Whether they are the block scales of fp4."""
-        return self.a is not None and self.a.form == "swizzled"
+    def form(self) -> str:
+        """That of the scales of A: of B they are `block` (in float32) or `swizzled` (of fp4) where these are."""
+        return "" if self.a is None else self.a.form
 
 
 NO_SCALES = Scales()
 
 
+def problem_of(views: dict[str, _core.Operand], math: str) -> GemmProblem:
+    """The problem of GPU arrays by name, `out` among them."""
+
+    def spec(name: str) -> MatrixSpec:
+        view = views[name]
+        if name in fp4.ALONG and fp4.element_type(view, name) is fp4.FP4:
+            return fp4.logical(view, name)
+        return MatrixSpec.of(view, name)
+
+    c = spec("c") if "c" in views else None
+    return GemmProblem(a=spec("a"), b=spec("b"), c=c, d=spec("out"), math=math, device=views["a"].device)
+
+
+def scales_of(problem: GemmProblem, views: dict[str, _core.Operand]) -> Scales:
+    """The layouts of the scales that are arrays; others than kernels take are refused."""
+    given = sorted(set(views) & set(SCALES))
+    if not given:
+        return NO_SCALES
+    if problem.a.dtype is fp4.FP4:
+        vector = VECTOR[fp4.kind_of(views)]
+        for name, rows in (("scale_a", problem.m), ("scale_b", problem.n)):
+            fp4.check_swizzled(views[name], name, rows, -(-problem.k // vector))
+        sides = (views["scale_a"], views["scale_b"])
+        return Scales(*(Scale(view.shape, view.strides, "swizzled", view.dtype) for view in sides))
+    if problem.a.dtype not in FP8_TYPES:
+        raise UnsupportedError(
+            f"{', '.join(given)}: only fp8 kernels take arrays; give numbers, or fold them into alpha"
+        )
+    found = {name: MatrixSpec(views[name].shape, views[name].strides, _float32(views[name], name)) for name in given}
+    forms = (*scale_forms(problem, found.get("scale_a"), found.get("scale_b")), "tensor", "tensor")
+    specs = zip(map(found.get, SCALES), forms, strict=True)
+    return Scales(*(None if spec is None else Scale(spec.shape, spec.strides, form) for spec, form in specs))
+
+
+def check_single(views: dict[str, _core.Operand]) -> None:
+    """Refuses scale_d and amax that are not one float32."""
+    for name in ("scale_d", "amax"):
+        if name in views:
+            _float32(views[name], name)
+            if math.prod(views[name].shape) != 1:
+                raise InvalidOperandError(f"{name} has shape {views[name].shape}; expected one element")
+
+
+def _float32(view: _core.Operand, name: str) -> CutlassDtype:
+    """The element type of a scale array, which is float32."""
+    dtype = operands.dtype_of(view, name)
+    if dtype is not CutlassDtype.F32:
+        raise InvalidOperandError(f"{name} is {dtype.value}; expected float32")
+    return dtype
+
+
+def scale_shapes(m: int, n: int, k: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The extents of scale_a and scale_b in float32 by their form."""
+    k_blocks, n_blocks = -(-k // BLOCK), -(-n // BLOCK)
+    return {"tensor": ((1,), (1,)), "vector": ((m, 1), (1, n)), "block": ((m, k_blocks), (k_blocks, n_blocks))}
+
+
 def scale_forms(problem: GemmProblem, a: MatrixSpec | None, b: MatrixSpec | None) -> tuple[str, str]:
-    """The forms of scale arrays of these shapes: `tensor`, `vector` or `block`.
-
-    Args:
-        problem: the product.
-        a: shape and strides of scale_a: one element, (..., M, 1), or with block scales (M, ceil(K / 128)).
-        b: of scale_b: one element, (..., 1, N), or with block scales (ceil(K / 128), ceil(N / 128)).
-
-    Raises:
-        InvalidOperandError: another shape, or block scales of one operand only.
-    """
-    k_blocks, n_blocks = -(-problem.k // BLOCK), -(-problem.n // BLOCK)
+    """The forms of scale_a and scale_b of these extents: `tensor`, `vector` or, for both or neither, `block`."""
+    shapes = scale_shapes(problem.m, problem.n, problem.k)
+    given = tuple(() if spec is None else spec.shape for spec in (a, b))
     found = []
-    for name, spec, vector, block in (
-        ("scale_a", a, (problem.m, 1), (problem.m, k_blocks)),
-        ("scale_b", b, (1, problem.n), (k_blocks, n_blocks)),
-    ):
-        if spec is None or math.prod(spec.shape) == 1:
+    for name, shape, vector, block in zip(SCALES, given, shapes["vector"], shapes["block"], strict=False):
+        if math.prod(shape) == 1:
             found.append("tensor")
-        elif spec.shape[-2:] not in (vector, block):
+        elif shape[-2:] not in (vector, block):
             raise InvalidOperandError(
-                f"{name} has shape {spec.shape}; expected one element, {vector} or, for blocks of {BLOCK}, {block}"
+                f"{name} has shape {shape}; expected one element, {vector} or, for blocks of {BLOCK}, {block}"
             )
         else:
-            found.append("vector" if spec.shape[-2:] == vector else "block")
+            found.append("vector" if shape[-2:] == vector else "block")
     if "block" not in found:
         return found[0], found[1]
     # One block of K: a column of scales of A serves as either.
-    shapes = (a.shape[-2:] if a else (), b.shape[-2:] if b else ())
-    if shapes != ((problem.m, k_blocks), (k_blocks, n_blocks)):
+    if tuple(shape[-2:] for shape in given) != shapes["block"]:
         raise InvalidOperandError(
-            f"scale_a has shape {shapes[0]} and scale_b {shapes[1]}; block scales are {(problem.m, k_blocks)} and "
-            f"{(k_blocks, n_blocks)}, both or neither"
+            f"scale_a has shape {given[0][-2:]} and scale_b {given[1][-2:]}; block scales are {shapes['block'][0]} and "
+            f"{shapes['block'][1]}, both or neither"
         )
-    return ("block", "block")
+    return "block", "block"
 
 
-def problem_of(problem: GemmProblem, scales: Scales) -> GemmProblem:
+def with_scales(problem: GemmProblem, scales: Scales) -> GemmProblem:
     """The problem with the epilogue or the block scales that these scales need."""
     if scales == NO_SCALES or is_gated(problem.epilogue):
         return problem
-    if scales.swizzled and scales.a is not None:
+    if scales.a is not None and scales.form == "swizzled":
         kind = fp4.scale_type(scales.a.dtype, "scale_a")
         shared = (1, 1, VECTOR[kind])
         return dataclasses.replace(problem, epilogue="lc", scale_granularity=shared, scale_type=kind.value)
     quantized = scales.d is not None or scales.amax is not None
-    if not scales.block:
+    if scales.form != "block":
         return dataclasses.replace(problem, epilogue="scaled", quantized=quantized)
     epilogue = "scaled" if quantized else "lc"
     return dataclasses.replace(
@@ -138,5 +173,5 @@ def result_of(problem: GemmProblem) -> MatrixSpec:
 
 def rewritten(problem: GemmProblem, scales: Scales = NO_SCALES, fusion: Fusion | None = None) -> list[GemmProblem]:
     """The formulations of the problem with scales and a tree, preferred ones first."""
-    scaled = problem_of(problem, scales)
+    scaled = with_scales(problem, scales)
     return [scaled] if fusion is None else fused.problem_of(scaled, fusion, scaled.epilogue)

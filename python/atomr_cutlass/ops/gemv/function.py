@@ -1,27 +1,39 @@
-"""`gemv`: a matrix and a vector in, a vector out."""
+"""`gemv`: a matrix and a vector in, a vector out; to kernels a GEMM of one row, y^T = x^T A^T."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ... import _core
 from ...arrays import operands
 from ...arrays.numerics import AnyArray, math_mode
 from ...arrays.operands import check_devices, check_out, result_dtype, views_of
-from ...errors import InvalidOperandError, require
+from ...epilogue import bound as fused
+from ...epilogue.bound import FusedOperands, Fusion, Layout
+from ...epilogue.results import MatrixResult
+from ...errors import InvalidOperandError, UnsupportedError, require
+from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
-from ...generator.epilogue.tree import RESULT
-from ...generator.rules import accumulator, gemm_types
+from ...generator.epilogue.lower import LINEAR, split
+from ...generator.epilogue.tree import RESULT, Input, Output
+from ...generator.families.gemv import OP, TYPES
+from ...generator.key import COLUMN
+from ...generator.rules import accumulator, gemm_types, supports_tree
+from ...pipeline import devices
+from ...pipeline import problem as problems
 from ...pipeline.call import SCALES, Call, Result, stored
 from ...pipeline.call_options import CallOptions, documented
-from ...pipeline.plan import Plan
-from ...pipeline.problem import MatrixSpec
+from ...pipeline.devices import Device
+from ...pipeline.plan import Address, Plan, Steps, moved
+from ...pipeline.planning import DEFAULT_OPTIONS, PlanOptions, planned
+from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, broadcast_batches, broadcasts_to
+from ..gemm.kernels import GemmCandidate, ProductSearch, nonempty, product_args
 from ..product import Product
-from .kernels import make
-from .problem import VectorResult, check_types, product, result_shape
+
+Shape = tuple[int, ...]
 
 _PRODUCT = ("a", "x")
 
@@ -94,15 +106,8 @@ def gemv(
     return Call(_parse, arrays, out, options, epilogue, operands_of_epilogue)
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Gemv(Product):
-    """A matrix times a vector, parsed.
-
-    Attributes:
-        product: the names of the product's arrays.
-    """
-
-    product: tuple[str, ...]
+    """A matrix times a vector, parsed."""
 
     def check_kernels(self) -> None:
         dtype = operands.dtype_of(self.inputs["a"], "a")
@@ -110,7 +115,8 @@ class _Gemv(Product):
         require(gemm_types(dtype, dtype, self.result, self.math, tree=self.epilogue is not None))
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
-        specs = {name: MatrixSpec.of(view, name) for name, view in views.items() if name in (*self.product, RESULT)}
+        own = (*_PRODUCT, RESULT) if self.call.c is None else (*_PRODUCT, "c", RESULT)
+        specs = {name: MatrixSpec.of(views[name], name) for name in own}
         fusion = None if self.epilogue is None else self.epilogue.fusion(views)
         problem = product(specs, self.math, views["a"].device)
         return make(problem, fusion, like=like, stream=stream, **self.call.planning)
@@ -120,7 +126,7 @@ class _Gemv(Product):
 
         options = self.call.options
         row, turned = host["x"][..., None, :], host["a"].swapaxes(-1, -2)
-        c = host["c"][..., None, :] if "c" in self.product else None
+        c = host["c"][..., None, :] if self.call.c is not None else None
         how: dict[str, Any] = {"alpha": options.alpha, "beta": options.beta, "math": self.math}
         how |= {name: self.call.arrays[name] for name in SCALES[:2]}
         compute = functools.partial(gemm_reference.gemm, row, turned, c, **how)
@@ -128,12 +134,11 @@ class _Gemv(Product):
 
 
 def _parse(call: Call) -> _Gemv:
-    call.check("gemv")
+    call.check(OP)
     options, arrays = call.options, call.arrays
     call.refuse_scale_arrays("gemv kernels multiply f16, bf16 and f32, and read no scales: give a number")
-    given = {"a": arrays["a"], "x": arrays["x"], "c": call.c, "out": call.out}
-    if call.epilogue is None:
-        given["bias"] = arrays["bias"]
+    bias = arrays["bias"] if call.epilogue is None else None
+    given = {"a": arrays["a"], "x": arrays["x"], "c": call.c, "out": call.out, "bias": bias}
     views = views_of(given, _PRODUCT)
     check_devices(views)
     shape = result_shape({name: view.shape for name, view in views.items()})
@@ -147,7 +152,6 @@ def _parse(call: Call) -> _Gemv:
         call=call,
         inputs={name: view for name, view in views.items() if name != RESULT},
         results={RESULT: Result(shape, result.dlpack, call.out, views.get(RESULT))},
-        product=tuple(name for name in ("a", "x", "c") if name in views),
         result=result,
         math=math_mode(dtype, options.precision),
     )
@@ -160,3 +164,147 @@ def _parse(call: Call) -> _Gemv:
     own = {name: view for name, view in views.items() if name in (*_PRODUCT, "c", RESULT)}
     bound = bind.bind(call, VectorResult(shape), own, taken=taken, out_dtype=result, acc=acc)
     return parsed.followed_by(bound)
+
+
+def product(specs: Mapping[str, MatrixSpec], math: str, device: int) -> GemmProblem:
+    """The GEMM of arrays by name: `a`, (..., M, K), is its B, transposed; `x`, `c` and `out` are rows."""
+    matrices = dict(specs)
+    for name, spec in specs.items():
+        if name != "a":
+            matrices[name] = dataclasses.replace(spec, shape=_as_row(spec.shape, 1), strides=_as_row(spec.strides, 0))
+        problems.views(matrices[name], name)  # refuses what kernels cannot read
+    b = transposed(matrices["a"])
+    return GemmProblem(a=matrices["x"], b=b, c=matrices.get("c"), d=matrices["out"], math=math, device=device)
+
+
+def transposed(spec: MatrixSpec) -> MatrixSpec:
+    """A matrix with its rows as columns."""
+    shape, strides = ((*values[:-2], values[-1], values[-2]) for values in (spec.shape, spec.strides))
+    return dataclasses.replace(spec, shape=shape, strides=strides)
+
+
+def vector_of(spec: MatrixSpec) -> MatrixSpec:
+    """A matrix of one row as a vector."""
+    shape, strides = ((*values[:-2], values[-1]) for values in (spec.shape, spec.strides))
+    return dataclasses.replace(spec, shape=shape, strides=strides)
+
+
+def check_types(dtype: CutlassDtype, math: str) -> None:
+    """Refuses element types and math modes that the kernels do not have."""
+    if dtype not in TYPES:
+        valid = ", ".join(each.value for each in TYPES)
+        raise UnsupportedError(
+            f"no gemv kernel multiplies {dtype.value}; valid: {valid}; gemm(a, x[..., None]) takes the others"
+        )
+    if math not in ("default", "ieee"):
+        raise UnsupportedError(
+            f"precision is {math!r}: gemv multiplies f32 as it is (ieee), which takes no longer; leave precision out"
+        )
+
+
+def result_shape(shapes: Mapping[str, Shape]) -> Shape:
+    """The extents of A x, of the extents of arrays by name, which have to fit."""
+    a, x, c = shapes["a"], shapes["x"], shapes.get("c")
+    if len(a) < 2 or not x:
+        raise InvalidOperandError(f"a has shape {a} and x {x}; expected (..., M, K) and (..., K)")
+    if a[-1] != x[-1]:
+        raise InvalidOperandError(f"K disagrees: a {a} has {a[-1]} columns, x {x} has {x[-1]} elements")
+    result = (*broadcast_batches(a[:-2], x[:-1], "x"), a[-2])
+    if c is not None and (c[-1:] != result[-1:] or not broadcasts_to(c[:-1], result[:-1])):
+        raise InvalidOperandError(f"c has shape {c}; expected {result}, or batch dimensions that broadcast to it")
+    for name, expected in (("out", result), ("bias", result[-1:])):
+        if name in shapes and shapes[name] != expected:
+            raise InvalidOperandError(f"{name} has shape {shapes[name]}; expected {expected}")
+    return result
+
+
+class VectorResult(MatrixResult):
+    """Vectors (..., M): to an epilogue's tree, matrices of one row."""
+
+    @property
+    def matrix(self) -> Shape:
+        return (*self.shape[:-1], 1, self.shape[-1])
+
+    def as_matrix(self, name: str, shape: Shape, strides: Shape) -> Layout:
+        return _as_row(shape, 1), _as_row(strides, 0)
+
+    def array_shape(self, operand: Input | Output) -> Shape:
+        shape = super().array_shape(operand)
+        reduced = isinstance(operand, Output) and operand.reduction
+        return shape if reduced or len(shape) == 1 else (*shape[:-2], shape[-1])
+
+    def _placed(self, name: str, shape: Shape, strides: Shape, reduction: str) -> tuple[Shape, Shape, Layout | None]:
+        seen = (shape, strides) if reduction else self.as_matrix(name, shape, strides)
+        return (*seen, (shape, strides))
+
+
+def _as_row(values: Sequence[int], extra: int) -> Shape:
+    return (*values[:-1], extra, *values[-1:])
+
+
+class GemvSearch(ProductSearch):
+    """Kernels for a GEMM of one row."""
+
+    op = OP
+
+    def put(self, problem: GemmProblem) -> Sequence[GemmFormulation]:
+        """The vectors with any stride, as columns are, beside each layout of the matrix."""
+        made = problems.formulations(problem)
+        return [each for each in made if not each.swapped and each.layout_a == each.layout_d == COLUMN]
+
+    def reason(self) -> str:
+        problem = self.problem
+        program = split(problem.epilogue)[1]
+        types = gemm_types(problem.a.dtype, problem.b.dtype, problem.d.dtype, problem.math, tree=bool(program))
+        lowered = supports_tree(program, problem.acc, problem.d.dtype) if program else types
+        target = self.arch or devices.require_arch(self.device)
+        reason = types.reason or lowered.reason or self.closest(target)
+        return f"no gemv kernel serves this problem on {target.value}: {reason}"
+
+
+def make(problem: GemmProblem, fusion: Fusion | None = None, **options: Any) -> Plan:
+    """The plan for a problem as `product` puts it, with the tree that follows; `options` are those of `PlanOptions`.
+
+    Its operands are a, x, c where there is one, the tree's inputs and outputs, and out.
+    """
+    how = PlanOptions(**options)
+    search = search_for(problem, fusion, devices.get(problem.device), how.arch)
+    return planned(search, functools.partial(from_candidate, problem, fusion=fusion), how)
+
+
+def search_for(problem: GemmProblem, fusion: Fusion | None, device: Device, arch: SmArch | None) -> GemvSearch:
+    """The kernels for a problem and the tree that follows."""
+    if 0 in (problem.n, problem.batch):
+        raise UnsupportedError(f"a result of shape {vector_of(problem.d).shape} is empty: there is nothing to plan")
+    read = nonempty(problem)
+    return GemvSearch([read] if fusion is None else fused.problem_of(read, fusion, LINEAR), device, arch)
+
+
+def from_candidate(
+    problem: GemmProblem,
+    candidate: GemmCandidate,
+    how: PlanOptions = DEFAULT_OPTIONS,
+    fusion: Fusion | None = None,
+) -> Plan:
+    """The plan with this kernel, which need not be the best one; see `make`."""
+    key, formulation = candidate.key, candidate.formulation
+    steps = Steps(problem.device, how.stream)
+
+    a, x = steps.matrix("a", transposed(problem.b), key.align_b), steps.matrix("x", vector_of(problem.a))
+    c: Address | None = None
+    if fusion is None:
+        c = steps.matrix("c", vector_of(problem.c or problem.d), role="optional source")
+    elif problem.c is not None:
+        c = steps.matrix("c", vector_of(problem.c), role="source")
+    tree = FusedOperands(steps, fusion, formulation.problem.epilogue, key, clear_masks=True)
+    c = tree.source or c
+    out = steps.matrix("out", vector_of(problem.d), role="output")
+    batches = formulation.batches
+    for at_x, at_a, at_c, at_d, *offsets in batches.offsets:
+        args = product_args(formulation, candidate) | {
+            "k": problem.k, "batch": batches.count, "alpha": "alpha", "beta": "beta",
+            "a": moved(x, at_x, problem.a.dtype), "b": moved(a, at_a, problem.b.dtype),
+            "c": None if c is None else moved(c, at_c, problem.d.dtype), "d": moved(out, at_d, problem.d.dtype),
+        }  # fmt: skip
+        steps.launch(candidate, args | tree.args(batches.strides[4:], tuple(offsets), swapped=False))
+    return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta)

@@ -1,27 +1,107 @@
-"""Matrix times vector as an operation."""
+"""Matrix times vector: its requests, and the operation that they are of."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...epilogue.bind import reduce_nothing
+from ...epilogue.bound import Fusion
 from ...errors import InvalidOperandError
 from ...generator.families.gemv import OP
 from ...generator.key import COLUMN, KernelKey
 from ...pipeline import select
+from ...pipeline.call_options import documented
 from ...pipeline.devices import Device
-from ...pipeline.operation import NO_CHECK, Arrays, OperandSlot, PlannedOperation, epilogue_slots
+from ...pipeline.operation import NO_CHECK, Array, Arrays, OperandSlot, PlannedOperation, epilogue_slots
 from ...pipeline.plan import Plan
-from ...pipeline.probe import Probe
-from ...pipeline.request import Option, RequestOptions, sampled
-from ..gemm.operation import LETTERS, fields_from, followed
-from ..gemm.request import GemmLayout
-from ..gemm.search import GemmCandidate
-from .kernels import GemvSearch, make
-from .problem import transposed, vector_of
-from .request import GemvRequest, GemvShape
+from ...pipeline.plan_cache import PlanKey
+from ...pipeline.problem import GemmProblem
+from ...pipeline.request import Option, Request, RequestOptions, expect_extent, sampled
+from ..gemm.kernels import GemmCandidate
+from ..gemm.operation import LETTERS, GemmLayout, GemmRequest, GemmShape, fields_from, followed
+from .function import GemvSearch, VectorResult, check_types, make, search_for, transposed, vector_of
+
+if TYPE_CHECKING:
+    from ...pipeline.probe import Probe
+
+
+@dataclass(frozen=True)
+class GemvShape:
+    """Extents of y (m) = A (m x k) x (k), `batch` times.
+
+    Raises:
+        InvalidOperandError: an extent is negative or no integer.
+    """
+
+    m: int
+    k: int
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("m", "k", "batch"):
+            expect_extent(getattr(self, name), f"GemvShape.{name}")
+
+
+@documented
+@dataclass(frozen=True)
+class GemvRequest(Request):
+    """One product of a matrix and a vector, or a batch of them: y = epilogue(A x), dense operands.
+
+    Attributes:
+        shape: extents.
+        dtype: element type of A and x: F16, BF16 or F32.
+        layout_a: layout of A.
+        epilogue: scalars, bias and activation, or a tree. A plan is called with the bias (m,) as `bias`, and with a
+            tree's operands by their names, inputs before outputs: a scalar (1,), a row (m,), a column (1,), a matrix
+            like y, a mask uint8 (ceil(m / 8)), matrices, masks and outputs with a dimension of batches where there are
+            several.
+        binding: {binding} The operand is A.
+
+    Raises:
+        UnsupportedError: no kernel exists for these element types.
+        InvalidOperandError: a value is not of its kind; a tree decides another out_dtype or takes an operand's name.
+    """
+
+    shape: GemvShape
+    layout_a: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.check_fields(shape=GemvShape, layout_a=GemmLayout)
+        check_types(self.dtype, self.math)
+        if self.epilogue.tree is not None:
+            self.refuse_tree(self.epilogue.tree, ("a", "x"))
+
+    @functools.cached_property
+    def product(self) -> GemmRequest:
+        """The GEMM of one row that it is: x and the transpose of A."""
+        turned = GemmLayout.COL_MAJOR if self.layout_a is GemmLayout.ROW_MAJOR else GemmLayout.ROW_MAJOR
+        return GemmRequest(
+            GemmShape(1, self.shape.m, self.shape.k, self.shape.batch), dtype=self.dtype, arch=self.arch,
+            layout_b=turned, epilogue=self.epilogue, out_dtype=self.out_dtype,
+        )  # fmt: skip
+
+    @property
+    def math(self) -> str:
+        return self.product.math
+
+    def problem(self, device: int) -> GemmProblem:
+        """The problem on the GPU of this index, with dense operands, batches outermost."""
+        return self.product.problem(device)
+
+    def fusion(self) -> Fusion | None:
+        """The epilogue tree with the dense arrays that a plan is called with; None without a tree."""
+        d = vector_of(self.problem(0).d)
+        return None if self.tree is None else VectorResult(d.shape).dense(self.tree, d)
+
+    def plan_key(self) -> PlanKey:
+        shape = self.shape
+        return self.key_of(OP, (shape.m, shape.k, shape.batch), (self.layout_a.value,))
+
+    def search(self, device: Device) -> GemvSearch:
+        return search_for(self.problem(device.index), self.fusion(), device, self.arch)
 
 
 class GemvOperation(PlannedOperation[GemvRequest]):
@@ -71,6 +151,8 @@ class GemvOperation(PlannedOperation[GemvRequest]):
 
     def write_empty(self, request: GemvRequest, arrays: Mapping[str, Any], stream: int) -> None:
         if request.tree is not None:
+            from ...epilogue.bind import reduce_nothing  # which loads the tracer
+
             reduce_nothing(request.tree.outputs, dict(arrays), stream)
 
     def search(self, request: GemvRequest, device: Device) -> GemvSearch | None:
@@ -83,9 +165,17 @@ class GemvOperation(PlannedOperation[GemvRequest]):
         return request, select.candidate_of(GemvSearch(followed(request, epilogue, device), device), key)
 
     def probe(self, request: GemvRequest, arrays: Arrays) -> Probe[Any]:
-        from .probe import product_probe
+        """That of the GEMM of one row, on the same memory."""
+        from ..gemm.probe import GemmProbe
 
-        return product_probe(request, arrays)
+        reduced = {output.name for output in request.tree.outputs if output.reduction} if request.tree else set()
+
+        def row(name: str, array: Array) -> Array:
+            return array if name in reduced else array[..., None, :]
+
+        given = {name: row(name, array) for name, array in arrays.items() if name not in ("a", "x")}
+        given |= {"a": row("x", arrays["x"]), "b": arrays["a"].swapaxes(-1, -2)}
+        return GemmProbe(request.product, given)
 
 
 OPERATIONS = (GemvOperation(),)

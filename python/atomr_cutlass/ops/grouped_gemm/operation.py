@@ -22,13 +22,13 @@ from ..gemm.operation import (
     FAST_ACCUM,
     FP8_SCALES,
     MATRIX_LAYOUT,
+    GemmShape,
     fields_from,
     layouts_from,
     layouts_of,
     refuse_columns,
     sample_shape,
 )
-from ..gemm.request import GemmShape
 from . import plans
 from .kernels import GroupedSearch
 from .problem import OP, GroupedProblem

@@ -20,7 +20,7 @@ from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import MatrixSpec, row_major
 from ...pipeline.reduction import is_batch_invariant
 from ...pipeline.request import Request, expect_served, math_of
-from ..gemm.request import FP8_SCALINGS, GemmLayout, GemmShape, expect_fp8, expect_scaling
+from ..gemm.operation import FP8_SCALINGS, GemmLayout, GemmShape, expect_fp8, expect_scaling
 from .kernels import GroupedSearch
 from .problem import LIST, OP, GroupedProblem, GroupScale, following, scale_shapes, scale_strides
 

@@ -33,9 +33,8 @@ from ...pipeline.plan import Plan
 from ...pipeline.problem import GemmProblem
 from ...pipeline.reduction import refuse_sums
 from ..gemm import reference as gemm_reference
-from ..gemm.arguments import problem_of, scales_of
 from ..gemm.plans import make
-from ..gemm.scaled import NO_SCALES, Scales
+from ..gemm.scaled import NO_SCALES, Scales, problem_of, scales_of
 from ..product import Product
 from .arguments import Views, check_vectors, views_of, written_of
 from .request import AMAX, AUX, BIAS, HeuristicKey, MatmulEpilogue, MatmulRequest, Matrices, tree_of

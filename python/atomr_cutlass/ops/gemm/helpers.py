@@ -1,0 +1,208 @@
+"""GEMMs that take a second kernel: slices of K that are added up, or a transposed copy of an operand.
+
+K is divided into slices for few results and a long K, where the tiles of D alone leave multiprocessors idle: a kernel
+computes the slices side by side, another one adds them up. Slices are whole steps of the kernel and all as long; steps
+beyond the end of K are zeros. Sums are added in the order of K: the same bits every time.
+
+Operands are copied on sm_90, for kernels that read them in the other layout alone, or faster: WGMMA reads 8-bit types
+and tf32 contiguous along K alone, FFMA kernels are faster if no operand is, and TMA needs rows of whole vectors, which
+f16 and bf16 have along K though M or N is odd.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ...generator.archs import SmArch
+from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.lower import LINEAR, SCALED
+from ...generator.families import transpose
+from ...generator.families.cast import PAIRS, cast
+from ...generator.key import COLUMN, ROW
+from ...generator.rules import FP8_TYPES, HALF_TYPES
+from ...pipeline import devices, estimate, select
+from ...pipeline.devices import Device
+from ...pipeline.plan import NO_PRODUCT, PRODUCT, Address, Steps, bytes_of
+from ...pipeline.problem import GemmFormulation, GemmProblem, TransposedCopy, formulations, is_dense, round_up
+from ...pipeline.search import Candidate, ExactSearch
+
+ALIGNMENT = 16
+"""Bytes that C and D are aligned to where slices are added up, which are read and written so."""
+LEAST_K = 1024
+"""Of a problem that is divided."""
+
+GRID_BATCHES = 65535
+"""Batches of one launch that has them along z of its grid: that extent of a CUDA grid."""
+MOST_ROWS = 65535 * 64
+"""Of an operand that one launch copies: the y extent of a CUDA grid, in the smaller of its tiles."""
+LEAST_PRODUCTS = 1 << 24
+"""Multiply-adds of IEEE f32 that are worth a copy: fewer take no longer than its launch."""
+LINE_BYTES = 16
+"""Rows of a copy begin at multiples of it, as TMA asks."""
+
+
+@functools.lru_cache(64)
+def sums(acc: CutlassDtype, dtype: CutlassDtype, device: Device, arch: SmArch | None = None) -> ExactSearch:
+    """The kernel that adds slices of one type up into another; of one slice, the cast."""
+    return ExactSearch(lambda arch: cast(arch, acc, dtype), device, arch)
+
+
+@functools.lru_cache(64)
+def transposition(dtype: CutlassDtype, device: Device) -> ExactSearch:
+    """The kernel that copies operands of a type."""
+    return ExactSearch(lambda arch: transpose.transpose(arch, dtype), device)
+
+
+def alignments(candidate: Candidate[GemmFormulation], dtype_d: CutlassDtype) -> tuple[int, int, int]:
+    """Elements that A, B and C and D must be aligned to, as the caller has them, for all kernels of a candidate."""
+    key, formulation = candidate.key, candidate.formulation
+    a, b = (key.align_b, key.align_a) if formulation.swapped else (key.align_a, key.align_b)
+    if formulation.copied is not None:
+        of_copy = transpose.alignment(formulation.problem.a.dtype)
+        a, b = (of_copy, b) if formulation.copied.operand == "a" else (a, of_copy)
+    return a, b, ALIGNMENT * 8 // dtype_d.bits if formulation.divided else key.align_d
+
+
+def divided(whole: GemmProblem) -> list[GemmFormulation]:
+    """The ways to put a problem to kernels that divide K; none where no kernel adds up such a result, or K is short."""
+    d = whole.d
+    if (
+        whole.epilogue not in (LINEAR, SCALED)
+        or whole.scale_type
+        or whole.quantized
+        or whole.batch != 1
+        or whole.k < LEAST_K
+        or not (whole.a.dtype in (*HALF_TYPES, *FP8_TYPES, CutlassDtype.F64) or whole.math in ("tf32", "ieee"))
+        or (whole.acc, d.dtype) not in PAIRS
+        or 2 * bytes_of(d.shape, whole.acc) > estimate.DIVIDED_MOST_BYTES
+        or d.alignment % ALIGNMENT
+        or not any(is_dense(d.shape[-2:][::step], d.strides[-2:][::step]) for step in (1, -1))
+        or (whole.c is not None and (whole.c.alignment % ALIGNMENT or whole.c.strides[-2:] != d.strides[-2:]))
+    ):
+        return []
+    slices = dataclasses.replace(d, dtype=whole.acc, alignment=256)
+    found = formulations(dataclasses.replace(whole, c=None, d=slices))
+    return [formulation._replace(divided=True, problem=whole) for formulation in found]
+
+
+def add_divided(
+    steps: Steps,
+    candidate: Candidate[GemmFormulation],
+    args: dict[str, Any],
+    *,
+    unmultiplied: bool,
+    backend: str,
+    jit: str | None,
+) -> None:
+    """Adds the launches of a kernel that divides K, and of the one that adds up, to a plan.
+
+    `args` are those of a kernel that computes the result at once; `unmultiplied` says that there are calls whose alpha
+    is 0.
+    """
+    whole = candidate.formulation.problem
+    adder = select.choose(sums(whole.acc, whole.d.dtype, devices.get(whole.device)), backend=backend, jit=jit)
+    count = math.prod(whole.d.shape)
+    # The kernel that adds up reads vectors of each slice.
+    stride = round_up(count, ALIGNMENT * 8 // whole.acc.bits)
+    sliced = steps.temporary(candidate.split_k * stride * whole.acc.bits // 8)
+    of_slices = {"batch": 1, "c": None, "d": sliced, "alpha": 1.0, "beta": 0.0, "batch_stride_d": stride}
+    steps.launch(candidate, args | of_slices, main=True, when=PRODUCT)
+    result = {"count": count, "slice_stride": stride} | {name: args[name] for name in ("c", "d", "alpha", "beta")}
+    steps.launch(adder, result | {"slices": candidate.split_k, "a": sliced}, when=PRODUCT)
+    if unmultiplied:
+        zeros = steps.zeros(bytes_of(whole.d.shape, whole.acc))
+        steps.launch(adder, result | {"slices": 1, "a": zeros}, when=NO_PRODUCT)
+
+
+def with_copies(found: Iterable[GemmFormulation], device: Device) -> list[GemmFormulation]:
+    """The formulations, and at the end those in which one operand is copied before, into its other layout."""
+    found = list(found)
+    if device.capability != (9, 0):
+        return found
+    return found + [copied for formulation in found for copied in _copied(formulation)]
+
+
+def _copied(formulation: GemmFormulation) -> Iterator[GemmFormulation]:
+    """Formulations that copy one operand first, where that may be faster."""
+    problem = formulation.problem
+    dtype, bits = problem.a.dtype, problem.a.dtype.bits
+    if problem.b.dtype.bits != bits or formulation.batches.count > GRID_BATCHES:
+        return
+    along_k = formulation.layout_a == ROW, formulation.layout_b == COLUMN
+    if (dtype, problem.math) == (CutlassDtype.F32, "ieee"):
+        # FFMA kernels that load no vectors load elements that lie along K one by one, a few of each row at a time.
+        # Copies of A do not pay.
+        products = formulation.m * formulation.n * formulation.k
+        vectors = along_k[0] and min(formulation.align_a, formulation.align_b) * bits >= LINE_BYTES * 8
+        if along_k[1] and formulation.layout_d == ROW and products >= LEAST_PRODUCTS and not vectors:
+            for copied in _copy_of(formulation, first=False):
+                yield copied._replace(align_b=1)  # N may be a multiple of nothing
+    elif bits == 16:
+        # Rows of odd length, say, which TMA does not read.
+        aligned = formulation.align_a * bits == LINE_BYTES * 8, formulation.align_b * bits == LINE_BYTES * 8
+        if aligned[0] != aligned[1] and not along_k[0 if aligned[1] else 1]:
+            yield from _copy_of(formulation, first=aligned[1])
+    elif (bits == 8 or (dtype, problem.math) == (CutlassDtype.F32, "tf32")) and along_k[0] != along_k[1]:
+        # WGMMA reads such operands along K alone.
+        yield from _copy_of(formulation, first=along_k[1])
+
+
+def _copy_of(formulation: GemmFormulation, *, first: bool) -> Iterator[GemmFormulation]:
+    """The formulation with the kernel's first or second operand copied, in its other layout."""
+    dtype = formulation.problem.a.dtype
+    line, strides = LINE_BYTES * 8 // dtype.bits, formulation.batch_strides
+    if (formulation.align_a if first else formulation.align_b) < transpose.alignment(dtype):
+        return
+    extent, source = (formulation.m, formulation.lda) if first else (formulation.n, formulation.ldb)
+    onto_k = formulation.layout_a == COLUMN if first else formulation.layout_b == ROW
+    rows, columns = (extent, formulation.k) if onto_k else (formulation.k, extent)
+    if columns > MOST_ROWS:
+        return
+    batch_stride, leading = strides[0 if first else 1], round_up(columns, line)
+    size = rows * columns * dtype.bits // 8 * (formulation.batches.count if batch_stride else 1)
+    copied = TransposedCopy("a" if first != formulation.swapped else "b", source, batch_stride, size)
+    stride = rows * leading if batch_stride else 0
+    strides = (stride, *strides[1:]) if first else (strides[0], stride, *strides[2:])
+    letter, layout = ("a", ROW if onto_k else COLUMN) if first else ("b", COLUMN if onto_k else ROW)
+    changes: dict[str, Any] = {f"layout_{letter}": layout, f"ld{letter}": leading, f"align_{letter}": line}
+    yield formulation._replace(copied=copied, batch_strides=strides, **changes)
+
+
+def read_copy(formulation: GemmFormulation, copied: TransposedCopy) -> tuple[int, int, bool]:
+    """The extent of the copy beside K, its leading dimension, and whether it is contiguous along K."""
+    if (copied.operand == "a") != formulation.swapped:
+        return formulation.m, formulation.lda, formulation.layout_a == ROW
+    return formulation.n, formulation.ldb, formulation.layout_b == COLUMN
+
+
+def copies(
+    steps: Steps, formulation: GemmFormulation, *, backend: str, jit: str | None
+) -> Callable[[Address, Address, int], tuple[Address, Address]]:
+    """A function that adds the copy before a product to a plan, if any, and returns where the kernel reads A and B.
+
+    Its arguments are where the caller has them, and the number of batches; `backend` and `jit` are the plan's.
+    """
+    copied = formulation.copied
+    if copied is None:
+        return lambda a, b, _batches: (a, b)
+    extent, leading, along_k = read_copy(formulation, copied)
+    rows, columns = (extent, formulation.k) if along_k else (formulation.k, extent)
+    dtype = formulation.problem.a.dtype  # both operands have as many bits
+    each = rows * leading
+    target = steps.temporary((formulation.batches.count if copied.batch_stride else 1) * each * dtype.bits // 8)
+    kernel = select.choose(transposition(dtype, devices.get(steps.device)), backend=backend, jit=jit)
+
+    def copy(a: Address, b: Address, batches: int) -> tuple[Address, Address]:
+        args = {
+            "m": columns, "n": 1, "k": rows, "batch": batches if copied.batch_stride else 1,
+            "a": a if copied.operand == "a" else b, "lda": copied.leading, "batch_stride_a": copied.batch_stride,
+            "d": target, "ldd": leading, "batch_stride_d": each,
+        }  # fmt: skip
+        steps.launch(kernel, args, when=PRODUCT)
+        return (target, b) if copied.operand == "a" else (a, target)
+
+    return copy

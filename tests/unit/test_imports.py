@@ -48,9 +48,10 @@ LAYERS = (
     ("cli.app", "ops.conv2d.operation", "ops.conv2d.probe", "ops.gemm.probe", "ops.gemv.operation",
      "ops.grouped_gemm.request"),
     ("ops.gated_gemm.reference", "ops.grouped_gemm.operation", "ops.grouped_gemm.probe"),
-    ("__main__", "ops.gated_gemm.function"),
+    ("ops.gated_gemm.function",),
     ("ops.gated_gemm.operation",),
     ("",),
+    ("__main__",),
 )  # fmt: skip
 LAYER = {module: depth for depth, modules in enumerate(LAYERS) for module in modules}
 
@@ -320,7 +321,7 @@ def test_importing_loads_no_framework_and_starts_no_cuda() -> None:
 DEFERRED = {
     "epilogue.validate", "ops.conv2d.function", "ops.conv2d.request", "ops.gated_gemm.function", "ops.gemm.operation",
     "ops.grouped_gemm.function", "ops.grouped_gemm.request", "ops.matmul.function", "ops.quantize.function",
-    "pipeline.bindings", "pipeline.explanation", "pipeline.pack", "pipeline.planner", "reference", "serving.actor",
+    "pipeline.bindings", "pipeline.explanation", "pipeline.pack", "reference", "serving.actor",
     "serving.mailbox", "serving.messages", "serving.supervisor",
 }  # fmt: skip
 

@@ -39,14 +39,13 @@ from atomr_cutlass.generator.epilogue.tree import COLUMN, MATRIX, ROW
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import PRESETS, expand, supports, with_epilogue
 from atomr_cutlass.generator.rules import FP8_TYPES
-from atomr_cutlass.ops.conv2d import plans as conv_plans
-from atomr_cutlass.ops.conv2d.geometry import ConvGeometry, conv_geometry
+from atomr_cutlass.ops.conv2d import kernels as conv_plans
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
-from atomr_cutlass.ops.conv2d.problem import ConvProblem
+from atomr_cutlass.ops.conv2d.problem import ConvGeometry, ConvProblem, conv_geometry
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.ops.gemm.scaled import NO_SCALES, Scale, Scales, with_scales
-from atomr_cutlass.ops.grouped_gemm import plans as grouped_plans
+from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plans
 from atomr_cutlass.ops.grouped_gemm.kernels import GroupedSearch
 from atomr_cutlass.ops.grouped_gemm.problem import CONTIGUOUS, GroupedProblem, GroupScale
 from atomr_cutlass.pipeline import select

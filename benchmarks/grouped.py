@@ -50,7 +50,7 @@ import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.ops.grouped_gemm import plans as grouped_plan
+from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plan
 from atomr_cutlass.ops.grouped_gemm.problem import ALONG_K, CONTIGUOUS, GroupedProblem, GroupScale, scale_forms
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.plan import Plan

@@ -38,14 +38,14 @@ if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from .jit.kernels import freeze
     from .jit.record import record
     from .ops.conv2d.function import conv2d, conv2d_dgrad, conv2d_wgrad
-    from .ops.conv2d.request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvShape, ConvWgradRequest
+    from .ops.conv2d.operation import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvShape, ConvWgradRequest
     from .ops.gated_gemm.function import gated_gemm, interleave
     from .ops.gated_gemm.operation import GatedGemmRequest
     from .ops.gemm.operation import GemmLayout, GemmRequest, GemmShape
     from .ops.gemv.function import gemv
     from .ops.gemv.operation import GemvRequest, GemvShape
     from .ops.grouped_gemm.function import grouped_gemm
-    from .ops.grouped_gemm.request import GroupedGemmRequest, GroupedGemmShape
+    from .ops.grouped_gemm.operation import GroupedGemmRequest, GroupedGemmShape
     from .ops.matmul.function import matmul
     from .ops.matmul.request import HeuristicKey, MatmulEpilogue, MatmulRequest, ScaleSet
     from .ops.quantize.function import QuantizedArray, dequantize, quantize
@@ -155,12 +155,12 @@ _DEFERRED = {
     "pipeline.tune": ("load_tuning", "tune"),
     "pipeline.tuning": ("TuneRecord",),
     "ops.quantize.function": ("QuantizedArray", "dequantize", "quantize"),
-    "ops.conv2d.request": ("ConvDgradRequest", "ConvFwdRequest", "ConvLayout", "ConvShape", "ConvWgradRequest"),
+    "ops.conv2d.operation": ("ConvDgradRequest", "ConvFwdRequest", "ConvLayout", "ConvShape", "ConvWgradRequest"),
     "pipeline.request": ("GemmEpilogue",),
     "ops.gated_gemm.operation": ("GatedGemmRequest",),
     "ops.gemm.operation": ("GemmLayout", "GemmRequest", "GemmShape"),
     "ops.gemv.operation": ("GemvRequest", "GemvShape"),
-    "ops.grouped_gemm.request": ("GroupedGemmRequest", "GroupedGemmShape"),
+    "ops.grouped_gemm.operation": ("GroupedGemmRequest", "GroupedGemmShape"),
     "serving.supervisor": ("exit_for_restart", "supervise"),
 }  # fmt: skip
 """Names by the module that is loaded when one of them is first asked for."""

@@ -23,11 +23,10 @@ from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.generator.rules import FP8_TYPES
 from atomr_cutlass.ops.conv2d import function as conv_module
-from atomr_cutlass.ops.conv2d import plans as conv_plan
+from atomr_cutlass.ops.conv2d import kernels as conv_plan
 from atomr_cutlass.ops.conv2d import reference as conv_reference
-from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP, WGRAD, ConvGeometry, conv_geometry, result_shape
 from atomr_cutlass.ops.conv2d.kernels import ConvFormulation
-from atomr_cutlass.ops.conv2d.problem import ConvProblem
+from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, WGRAD, ConvGeometry, ConvProblem, conv_geometry, result_shape
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.search import Candidate

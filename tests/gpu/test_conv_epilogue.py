@@ -19,7 +19,7 @@ from atomr_cutlass.arrays.numerics import to_float64
 from atomr_cutlass.epilogue import validate
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.tree import MASK, RESULT
-from atomr_cutlass.ops.conv2d.geometry import FPROP
+from atomr_cutlass.ops.conv2d.problem import FPROP
 from atomr_cutlass.pipeline import verify
 from conv_tree_cases import ConvCase
 from gpu_matrices import assert_same_bits

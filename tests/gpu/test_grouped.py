@@ -29,7 +29,7 @@ from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.rules import FP8_TYPES
 from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.grouped_gemm import function as grouped_module
-from atomr_cutlass.ops.grouped_gemm import plans as grouped_plan
+from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plan
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.search import Candidate

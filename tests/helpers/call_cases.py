@@ -25,7 +25,7 @@ from atomr_cutlass import SmArch, _core
 from atomr_cutlass.arrays import layouts, numerics
 from atomr_cutlass.epilogue import validate
 from atomr_cutlass.jit import kernels
-from atomr_cutlass.ops.conv2d import plans as conv_plans
+from atomr_cutlass.ops.conv2d import kernels as conv_plans
 from atomr_cutlass.pipeline import call as call_module
 from atomr_cutlass.pipeline import select, table
 from atomr_cutlass.pipeline.operation import operation_of

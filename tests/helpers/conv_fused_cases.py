@@ -20,9 +20,9 @@ from atomr_cutlass.epilogue import validate
 from atomr_cutlass.generator.families.conv_sm90 import conv_sm90
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.ops.conv2d import function as conv_module
-from atomr_cutlass.ops.conv2d import plans as conv_plan
-from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP
+from atomr_cutlass.ops.conv2d import kernels as conv_plan
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
+from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP
 from atomr_cutlass.pipeline import devices, probe, select, verify
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.operation import operation_of

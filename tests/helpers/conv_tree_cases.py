@@ -23,9 +23,8 @@ from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.tree import MATRIX, ROW, SCALAR, EpilogueVisitorTree, Input, Output
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.ops.conv2d import reference as conv_reference
-from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP, OPERANDS, ConvGeometry, conv_geometry
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
-from atomr_cutlass.ops.conv2d.problem import ConvProblem
+from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, OPERANDS, ConvGeometry, ConvProblem, conv_geometry
 from atomr_cutlass.pipeline import select
 from atomr_cutlass.pipeline.devices import Device
 from random_trees import Dice, operands_like, random_tree, random_values

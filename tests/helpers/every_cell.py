@@ -30,9 +30,8 @@ from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.rules import FEW, FP8_TYPES
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.conv2d import reference as conv_reference
-from atomr_cutlass.ops.conv2d.geometry import ConvGeometry, conv_geometry, result_shape
 from atomr_cutlass.ops.conv2d.kernels import ConvFormulation, ConvSearch
-from atomr_cutlass.ops.conv2d.problem import ConvProblem
+from atomr_cutlass.ops.conv2d.problem import ConvGeometry, ConvProblem, conv_geometry, result_shape
 from atomr_cutlass.pipeline import devices, table, verification
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.problem import MatrixSpec

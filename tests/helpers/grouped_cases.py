@@ -25,9 +25,9 @@ from atomr_cutlass.epilogue import validate
 from atomr_cutlass.generator.epilogue.common import bias_and_activation
 from atomr_cutlass.generator.epilogue.lower import COMMON, SCALED_COMMON, epilogue_id
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.ops.grouped_gemm import plans as grouped_plan
-from atomr_cutlass.ops.grouped_gemm import request as grouped_request
-from atomr_cutlass.ops.grouped_gemm.plans import ENTRY
+from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plan
+from atomr_cutlass.ops.grouped_gemm import operation as grouped_request
+from atomr_cutlass.ops.grouped_gemm.kernels import ENTRY
 from atomr_cutlass.pipeline import probe, table
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.operation import operation_of

@@ -16,7 +16,7 @@ from atomr_cutlass import reference
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.ops.conv2d import reference as conv_reference
-from atomr_cutlass.ops.conv2d.geometry import ConvGeometry, conv_geometry, result_shape
+from atomr_cutlass.ops.conv2d.problem import ConvGeometry, conv_geometry, result_shape
 from atomr_cutlass.pipeline import devices
 from dlpack_arrays import Array, CudaArray
 

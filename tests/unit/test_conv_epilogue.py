@@ -31,9 +31,8 @@ from atomr_cutlass.generator.families.conv_sm90 import conv_sm90
 from atomr_cutlass.generator.matrix import supports
 from atomr_cutlass.generator.render import render
 from atomr_cutlass.ops.conv2d import reference as conv_reference
-from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
-from atomr_cutlass.ops.conv2d.problem import formulations
+from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, formulations
 from atomr_cutlass.pipeline import devices, select, verify
 from atomr_cutlass.pipeline.operation import operation_of
 from atomr_cutlass.pipeline.search import Candidate

@@ -20,16 +20,18 @@ from atomr_cutlass.generator.families.conv import LAYOUTS
 from atomr_cutlass.generator.families.conv_sm80 import depthwise
 from atomr_cutlass.generator.key import ROW, KernelKey, shared_memory
 from atomr_cutlass.generator.matrix import cells, supports
-from atomr_cutlass.ops.conv2d import plans
-from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP, WGRAD, conv_geometry
-from atomr_cutlass.ops.conv2d.kernels import ConvFormulation, ConvSearch
-from atomr_cutlass.ops.conv2d.plans import make
+from atomr_cutlass.ops.conv2d import kernels as conv_kernels
+from atomr_cutlass.ops.conv2d.function import check_channels
+from atomr_cutlass.ops.conv2d.kernels import ConvFormulation, ConvSearch, make
 from atomr_cutlass.ops.conv2d.problem import (
     CAST_ALIGNMENT,
+    DGRAD,
+    FPROP,
+    WGRAD,
     ConvProblem,
     channel_alignment,
-    check_channels,
     collapses,
+    conv_geometry,
     packed,
     pixel_strides,
     reach,
@@ -789,7 +791,7 @@ class Recorded(Steps):
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "Steps", Recorded)
+    monkeypatch.setattr(conv_kernels, "Steps", Recorded)
     monkeypatch.setattr(devices, "get", lambda _index=0: A100)
 
 

@@ -16,9 +16,8 @@ from atomr_cutlass.generator.families import gemm_sm80, gemm_sm90
 from atomr_cutlass.generator.families.cast import cast
 from atomr_cutlass.generator.key import KernelKey, shared_memory
 from atomr_cutlass.generator.matrix import cells
-from atomr_cutlass.ops.conv2d.geometry import FPROP, conv_geometry
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
-from atomr_cutlass.ops.conv2d.problem import ConvProblem
+from atomr_cutlass.ops.conv2d.problem import FPROP, ConvProblem, conv_geometry
 from atomr_cutlass.ops.gemm import helpers, plans
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate

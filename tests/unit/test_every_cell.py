@@ -17,7 +17,7 @@ from atomr_cutlass.generator.epilogue.common import COMMON_ACTIVATIONS, COMMON_R
 from atomr_cutlass.generator.epilogue.lower import has_tree, is_common, is_gated
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
-from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP, WGRAD
+from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, WGRAD
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.pipeline import devices, select, verification
 from atomr_cutlass.pipeline.operation import planned_operations

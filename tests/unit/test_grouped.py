@@ -721,10 +721,13 @@ def test_few_rows_in_each_group_take_small_tiles() -> None:
 
 
 def test_what_is_expected_of_groups() -> None:
-    assert _problem(extents=(8, 512, 256, 128)).expected == (8, 64, 256, 128)
-    assert _problem(extents=(256, 32, 256, 128)).expected == (32, 1, 256, 128)
-    assert _problem(MASKED, extents=(8, 512, 256, 128)).expected == (8, 256, 256, 128)
-    assert _problem(ALONG_K, extents=(8, 512, 256, 128)).expected == (8, 512, 256, 16)
+    def expected(problem: GroupedProblem) -> tuple[int, ...]:
+        return GroupedSearch(problem, fake_table.H200).extents(problem)
+
+    assert expected(_problem(extents=(8, 512, 256, 128))) == (64, 256, 128, 8, 128, 128)
+    assert expected(_problem(extents=(256, 32, 256, 128))) == (1, 256, 128, 32, 128, 128)
+    assert expected(_problem(MASKED, extents=(8, 512, 256, 128))) == (256, 256, 128, 8, 128, 128)
+    assert expected(_problem(ALONG_K, extents=(8, 512, 256, 128))) == (512, 256, 16, 8, 16, 16)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

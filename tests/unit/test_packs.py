@@ -24,7 +24,7 @@ from atomr_cutlass.generator import key_file
 from atomr_cutlass.generator.manifest import kernel, manifest
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.seal import MAGIC, glibc, seal, unseal
-from atomr_cutlass.ops.grouped_gemm.plans import ENTRY
+from atomr_cutlass.ops.grouped_gemm.kernels import ENTRY
 from atomr_cutlass.pipeline.pack import LAYOUT
 from damaged import damaged
 from fake_kernels import make_pack

@@ -15,7 +15,7 @@ from atomr_cutlass import reference
 from atomr_cutlass.arrays import numerics
 from atomr_cutlass.errors import InvalidOperandError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from atomr_cutlass.ops.conv2d.geometry import DGRAD, FPROP, WGRAD, conv_geometry
+from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, WGRAD, conv_geometry
 from atomr_cutlass.ops.conv2d.reference import absolute_convolution, convolution
 from atomr_cutlass.ops.gemm import reference as gemm_reference
 

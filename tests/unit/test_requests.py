@@ -13,9 +13,9 @@ from atomr_cutlass.arrays.numerics import default_out_dtype, math_mode
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.generator.matrix import ARCHS, cells, is_fp8_supported, is_supported_for
 from atomr_cutlass.generator.rules import FEW
-from atomr_cutlass.ops.conv2d.request import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvShape, ConvWgradRequest
+from atomr_cutlass.ops.conv2d.operation import ConvDgradRequest, ConvFwdRequest, ConvLayout, ConvShape, ConvWgradRequest
 from atomr_cutlass.ops.gemm.plans import is_plain
-from atomr_cutlass.ops.grouped_gemm.request import GroupedGemmRequest, GroupedGemmShape
+from atomr_cutlass.ops.grouped_gemm.operation import GroupedGemmRequest, GroupedGemmShape
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.operation import operation_of
 
@@ -551,7 +551,7 @@ def test_gradients_of_filters_are_linear(epilogue: GemmEpilogue) -> None:
 
 
 def test_epilogues_that_convolutions_have_not_are_refused() -> None:
-    with pytest.raises(InvalidOperandError, match="activation is 'swish'; expected None or one of"):
+    with pytest.raises(InvalidOperandError, match="unknown activation 'swish'; valid: identity"):
         dataclasses.replace(OTHERS["conv2d_fprop"], epilogue=GemmEpilogue(activation="swish"))
 
 

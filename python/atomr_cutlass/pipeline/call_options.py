@@ -57,12 +57,12 @@ _ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", re.MULTILINE)
 """The arguments of a cleaned docstring, and an entry of them."""
 
 
-def documented(described: DescribedT, own: type | None = None) -> DescribedT:
+def documented(described: DescribedT, own: Callable[..., Any] | None = None) -> DescribedT:
     """Completes the docstring of a function, or of a dataclass, with texts of others, so that each has one source.
 
     Parameters that its section Args (of a class Attributes) leaves out get their texts in the order of the signature:
-    those of `CallOptions`, of the class `own` and of a class's parents, the last of these that has one. `{name}` stands
-    for a text to which the docstring adds something.
+    those of `CallOptions`, of `own`, which is a class or such a function, and of a class's parents, the last of these
+    that has one. `{name}` stands for a text to which the docstring adds something.
     """
     if described.__doc__:
         docstring = inspect.cleandoc(described.__doc__)

@@ -234,11 +234,11 @@ def checked(rules: Iterable[Rule]) -> Status:
     """The refusal by the first rule that is not met, which came the closer the more were; OK where all are."""
     for passed, (met, reason) in enumerate(rules):
         if not met:
-            return _refused(reason, passed)
+            return refused(reason, passed)
     return OK
 
 
-_refused = functools.cache(no)
+refused = functools.cache(no)
 """Thousands of kernels are refused for a few reasons."""
 
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ... import _core
-from ...arrays import operands
 from ...arrays.layouts import LAYOUTS, TO_NHWC, axes_of, in_nhwc
 from ...arrays.numerics import AnyArray, math_mode
-from ...arrays.operands import check_devices, check_out, result_dtype, views_of
+from ...arrays.operands import check_devices, check_out, dtype_of, result_dtype, views_of
 from ...arrays.symbols import shape_of
 from ...checks import shown
 from ...epilogue.bind import bind, refuse_scale_d
@@ -26,10 +25,8 @@ from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
 from ..product import Product
-from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, as_images, conv_geometry, result_shape
-from .plans import make
-from .problem import ConvProblem, check_channels
-from .reference import convolution
+from .kernels import make
+from .problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, ConvProblem, as_images, conv_geometry, result_shape
 
 
 class ConvOptions(NamedTuple):
@@ -55,11 +52,8 @@ class ConvOptions(NamedTuple):
     layout: str
 
 
-_documented = functools.partial(documented, own=ConvOptions)
-
-
 @stored(reduction.VARIABLE, a="x", b="w", c="c", bias="bias")
-@_documented
+@functools.partial(documented, own=ConvOptions)
 def conv2d(
     x: Any,
     w: Any,
@@ -132,7 +126,7 @@ def conv2d(
 
 
 @stored(reduction.VARIABLE, a="dy", b="w", c="c", bias="bias")
-@_documented
+@functools.partial(documented, own=conv2d)
 def conv2d_dgrad(
     dy: Any,
     w: Any,
@@ -175,10 +169,6 @@ def conv2d_dgrad(
         bias: (C,), added to every pixel of the result.
         epilogue: as for `conv2d`, over the pixels and channels of x.
         scale_a: factor of dy, a number.
-        scale_b: factor of w, a number.
-        scale_d: factor of the result, a number.
-        precision: {precision} `3xtf32` is for filters of one tap.
-        batch_invariant: as for `conv2d`.
         operands_of_epilogue: as for `conv2d`.
 
     Returns:
@@ -198,7 +188,7 @@ def conv2d_dgrad(
 
 
 @stored(a="dy", b="x", c="c")
-@_documented
+@functools.partial(documented, own=conv2d)
 def conv2d_wgrad(
     dy: Any,
     x: Any,
@@ -236,7 +226,6 @@ def conv2d_wgrad(
         scale_a: factor of dy, a number.
         scale_b: factor of x, a number.
         scale_d: factor of the result, a number.
-        precision: {precision} `3xtf32` is for filters of one tap.
 
     Returns:
         `out`, or a new array like w of the kind of `dy`.
@@ -254,12 +243,7 @@ def conv2d_wgrad(
 
 @dataclass(frozen=True, kw_only=True)
 class _Convolution(Product):
-    """A convolution, parsed. Views have their dimensions in the order of NHWC.
-
-    Attributes:
-        own: its own options.
-        geometry: extents.
-    """
+    """A convolution, parsed. Views have their dimensions in the order of NHWC."""
 
     own: ConvOptions
     geometry: ConvGeometry
@@ -283,31 +267,20 @@ class _Convolution(Product):
             check_channels(name, found)
             return found
 
-        problem = ConvProblem(
-            op=self.own.op,
-            geometry=self.geometry,
-            a=spec("a"),
-            b=spec("b"),
-            c=spec("c") if self.call.c is not None else None,
-            d=spec(RESULT),
-            math=self.math,
-            device=views["a"].device,
-            fusion=None if self.epilogue is None else self.epilogue.fusion(views),
-        )
-        return make(
-            problem, like=like, stream=stream, **self.call.planning, layout=self.own.layout
-        )  # fmt: skip
+        a, b, c = spec("a"), spec("b"), None if self.call.c is None else spec("c")
+        fusion, device = None if self.epilogue is None else self.epilogue.fusion(views), views["a"].device
+        problem = ConvProblem(self.own.op, self.geometry, a, b, c, spec(RESULT), self.math, device, fusion=fusion)
+        return make(problem, layout=self.own.layout, like=like, stream=stream, **self.call.planning)
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
-        options, g = self.call.options, self.geometry
-        how: dict[str, Any] = {
-            "stride": g.stride, "padding": g.padding, "dilation": g.dilation, "groups": g.groups,
-            "alpha": options.alpha, "beta": options.beta, "math": self.math,
-        }  # fmt: skip
-        how |= {name: self.call.arrays[name] for name in SCALES[:2]}
-        c, op = host.get("c") if self.call.c is not None else None, self.own.op
-        given = (op, host["a"], host["b"], result_shape(op, g), c)
-        compute = functools.partial(convolution, *given, **how)
+        from .reference import convolution  # which launches do without
+
+        options, op, g = self.call.options, self.own.op, self.geometry
+        compute = functools.partial(
+            convolution, op, host["a"], host["b"], result_shape(op, g), None if self.call.c is None else host["c"],
+            stride=g.stride, padding=g.padding, dilation=g.dilation, groups=g.groups, alpha=options.alpha,
+            beta=options.beta, math=self.math, **{name: self.call.arrays[name] for name in SCALES[:2]},
+        )  # fmt: skip
         return self.evaluated(host, compute, scale_d=self.call.arrays["scale_d"])
 
 
@@ -322,7 +295,10 @@ def _parse(call: Call) -> _Convolution:
     views = views_of(given, ("a", "b"), dict(zip("ab", OPERANDS[own.op], strict=True)))
     check_devices(views)
     views = {name: view if name == "bias" else in_nhwc(view, own.layout) for name, view in views.items()}
-    geometry, dtype = _geometry(own, views), _operand_dtype(own, views)
+    first, second = OPERANDS[own.op]
+    geometry, dtype, other = _geometry(own, views), dtype_of(views["a"], first), dtype_of(views["b"], second)
+    if dtype is not other:
+        raise InvalidOperandError(f"{first} is {dtype.value} and {second} is {other.value}: both must have one dtype")
     result = result_dtype(views, options.out_dtype, dtype)
     math = math_mode(dtype, options.precision)
     shape = result_shape(own.op, geometry)
@@ -347,9 +323,8 @@ def _parse(call: Call) -> _Convolution:
         return parsed
     if call.epilogue is not None:
         refuse_scale_d(arrays["scale_d"])
-    taken, acc = ("a", "b"), accumulator(dtype)
-    over = ImageResult(shape, own.layout)
-    return parsed.followed_by(bind(call, over, views, taken=taken, out_dtype=result, acc=acc))
+    over, acc = ImageResult(shape, own.layout), accumulator(dtype)
+    return parsed.followed_by(bind(call, over, views, taken=("a", "b"), out_dtype=result, acc=acc))
 
 
 def _geometry(own: ConvOptions, views: Mapping[str, _core.Operand]) -> ConvGeometry:
@@ -367,13 +342,17 @@ def _geometry(own: ConvOptions, views: Mapping[str, _core.Operand]) -> ConvGeome
     return geometry
 
 
-def _operand_dtype(own: ConvOptions, views: Mapping[str, _core.Operand]) -> CutlassDtype:
-    """The element type of both operands."""
-    first, second = OPERANDS[own.op]
-    dtype, other = (operands.dtype_of(views[name], label) for name, label in (("a", first), ("b", second)))
-    if dtype is not other:
-        raise InvalidOperandError(f"{first} is {dtype.value} and {second} is {other.value}: both must have one dtype")
-    return dtype
+def check_channels(name: str, spec: MatrixSpec) -> None:
+    """Refuses negative strides, channels that are not contiguous, and elements that share memory."""
+    if any(stride < 0 and extent > 1 for stride, extent in zip(spec.strides, spec.shape, strict=True)):
+        raise InvalidOperandError(f"{name} has a negative stride ({spec.strides}): copy it")
+    if spec.shape[-1] > 1 and spec.strides[-1] != 1:
+        raise UnsupportedError(
+            f"{name} (NHWC order) has strides {spec.strides}: its channels must be contiguous; in PyTorch "
+            f"{name} = {name}.contiguous(memory_format=torch.channels_last)"
+        )
+    if any(stride == 0 and extent > 1 for stride, extent in zip(spec.strides, spec.shape, strict=True)):
+        raise UnsupportedError(f"{name} (NHWC order) has strides {spec.strides}: copy what is broadcast")
 
 
 def _four(name: str, shape: Any) -> tuple[int, ...]:

@@ -1,40 +1,43 @@
-"""Kernels of convolutions: formulations of a convolution, which kernels serve them, and their cost."""
+"""Kernels of convolutions: formulations of a convolution, which kernels serve them, and the launches of a plan."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...arrays.layouts import collapses, pixel_strides
+from ...arrays.layouts import collapses, in_layout, pixel_strides
 from ...arrays.numerics import FAST
 from ...epilogue import bound as fused
+from ...epilogue.bound import FusedOperands, source_number
 from ...errors import CutlassError, UnsupportedError, require
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
-from ...generator.epilogue.common import as_bias_and_activation
-from ...generator.epilogue.lower import LINEAR, split
+from ...generator.epilogue.common import as_bias_and_activation, told
+from ...generator.epilogue.lower import LINEAR, is_common, split
 from ...generator.key import KernelKey
 from ...generator.matrix import supports, with_epilogue
 from ...generator.rules import FP8_TYPES, Status, accumulator, conv_types, supports_tree
 from ...pipeline import devices, search, select
 from ...pipeline.devices import Device
-from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, row_major
+from ...pipeline.plan import Address, Plan, Steps, bytes_of
+from ...pipeline.planning import PlanOptions, planned
+from ...pipeline.problem import MOST, GemmFormulation, GemmProblem, MatrixSpec, row_major
 from ...pipeline.reduction import refuse_sums
 from ...pipeline.search import Candidate, KernelSearch
 from ..gemm.helpers import sums
 from ..gemm.kernels import OP as GEMM
-from ..gemm.kernels import GemmSearch
+from ..gemm.kernels import GemmSearch, cells_of, product_args
+from ..gemm.plans import clears_masks
 from . import problem as conv_problem
-from .geometry import DGRAD, FPROP, WGRAD
-from .problem import CAST_ALIGNMENT, ConvProblem, ConvTraits, convolves, of_two_images, packed, unlike_a_bias
+from .problem import CAST_ALIGNMENT, DGRAD, FPROP, WGRAD, ConvProblem, convolves, packed, unlike_a_bias
 
-SLICES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-ONE_TAP = "a filter of one tap: a GEMM"
-TREES = (
+_SLICES = (2, 4, 8, 16, 32, 64, 128, 256)
+_TREES = (
     "epilogue trees, and bias together with C, are those of sm_90a's TMA kernels, which convolve one group of channels "
     "aligned to 16 bytes, dgrad without a stride, and of filters of one tap; other kernels have bias and activation"
 )
@@ -46,11 +49,10 @@ class ConvFormulation:
     """The form in which a kernel computes a convolution.
 
     Attributes:
-        problem: the convolution that the kernel computes.
         split_k: slices of K.
         casts: whether the operands are cast before.
         wide: whether the result is computed in float32 and cast.
-        product: the GEMM that the convolution comes to, as a kernel of GEMM takes it; None for an implicit GEMM.
+        product: the GEMM that the convolution comes to; None for an implicit GEMM.
     """
 
     problem: ConvProblem
@@ -64,16 +66,11 @@ class ConvFormulation:
         """Whether the slices are computed side by side and added up by another kernel."""
         return self.split_k > 1 and self.problem.geometry.groups == 1
 
-    @functools.cached_property
-    def traits(self) -> ConvTraits:
-        """Those of the problem, with its slices of K."""
-        return self.problem.traits._replace(split=self.split_k > 1)
-
     @property
     def rewrite(self) -> str:
         """How a convolution that no kernel computes as it stands is rewritten; empty for one that is not."""
         if self.product is not None:
-            return ONE_TAP
+            return "a filter of one tap: a GEMM"
         rewrites = []
         if self.casts:
             rewrites.append(f"fp8 operands cast to {self.problem.a.dtype.value}, which holds them exactly")
@@ -105,32 +102,23 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         formulations: Sequence[Sequence[ConvFormulation]] | None = None,
         batch_invariant: bool = False,
     ) -> None:
-        """Kernels for a problem.
-
-        Args:
-            problem: the convolution.
-            device: where.
-            arch: keep to cells of this arch.
-            formulations: how it may be put to kernels; None stands for all that there are.
-            batch_invariant: see `KernelSearch`; rows are pixels here.
-
-        Raises:
-            UnsupportedError: no kernel ever serves it, or it has sums over pixels that are not to matter; says why.
-        """
+        """Kernels for a problem, in all of its formulations if none are given; rows are pixels here."""
         self.batch_invariant = batch_invariant
         if batch_invariant and problem.fusion is not None:
             refuse_sums(output.name for output in problem.fusion.tree.outputs if output.reduction)
         self.problem, self.device, self.arch, self.op = problem, device, arch, problem.op
-        self._product = None if formulations is not None else self._as_gemm()
-        self.formulations = self._all() if formulations is None else formulations
+        self._product: GemmSearch | None = None
+        if formulations is None:
+            self._product = self._as_gemm()
+            _check(problem)
+            formulations = [self._of(formulation) for formulation in conv_problem.formulations(problem)]
+        self.formulations = formulations
 
     def _as_gemm(self) -> GemmSearch | None:
         """Kernels of the GEMM that the convolution is; None where it is no GEMM."""
         product, fusion = _as_gemm(self.problem), self.problem.fusion
         if product is None:
             return None
-        if product.a.dtype in FP8_TYPES:
-            product = dataclasses.replace(product, math=FAST)
         problems: GemmProblem | list[GemmProblem] = product
         with contextlib.suppress(UnsupportedError):
             if fusion is not None and as_bias_and_activation(fusion.tree.program) != (None, None):
@@ -138,21 +126,17 @@ class ConvSearch(KernelSearch[ConvFormulation]):
             return GemmSearch(problems, self.device, self.arch, batch_invariant=self.batch_invariant)
         return None
 
-    def _all(self) -> list[list[ConvFormulation]]:
-        _check(self.problem)
-        return [self._of(problem) for problem in conv_problem.formulations(self.problem)]
-
     def _of(self, problem: ConvProblem) -> list[ConvFormulation]:
         rewritten, casts = self._multiplied(problem)
         found = [ConvFormulation(rewritten, casts=casts)]
         if problem.op == WGRAD:
-            slices = [s for s in SLICES if s == 1 or problem.implicit_gemm[2] >= s * 256]
+            slices = [s for s in _SLICES if problem.implicit_gemm[2] >= s * 256]
             if rewritten.d.dtype is CutlassDtype.F32 or _unwidened(rewritten):
-                found += [ConvFormulation(rewritten, s, casts) for s in slices[1:]]
+                found += [ConvFormulation(rewritten, s, casts) for s in slices]
             else:
                 result = dataclasses.replace(rewritten.d, dtype=CutlassDtype.F32)
                 widened = dataclasses.replace(rewritten, c=None, d=result)
-                found += [ConvFormulation(widened, s, casts, wide=True) for s in slices]
+                found += [ConvFormulation(widened, s, casts, wide=True) for s in (1, *slices)]
         if self._product is not None and not casts:
             # A matrix that a convolution's kernel loads as C is preferably loaded so by the GEMM's.
             groups = self._product.formulations[:1] if problem.source is not None else self._product.formulations
@@ -181,23 +165,22 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         return dataclasses.replace(problem, a=cast(problem.a), b=cast(problem.b), math="default"), True
 
     def of_many_rows(self) -> Sequence[Sequence[ConvFormulation]]:
-        """The formulations of two images."""
-        return ConvSearch(of_two_images(self.problem), self.device, self.arch, batch_invariant=True).formulations
+        return ConvSearch(
+            conv_problem.of_two_images(self.problem), self.device, self.arch, batch_invariant=True
+        ).formulations
 
     def op_of(self, formulation: ConvFormulation) -> str:
-        """The convolution's own, or that of GEMM."""
         return self.op if formulation.product is None else GEMM
 
     def traits(self, formulation: ConvFormulation) -> Hashable:
-        """Those of the convolution and of the product, and whether the caller has a tree."""
         product = self._product
         of_product = None if product is None or formulation.product is None else product.traits(formulation.product)
-        return formulation.traits, of_product, self.problem.fusion is not None
+        return formulation.problem.traits, formulation.split_k > 1, of_product, self.problem.fusion is not None
 
     def matches(self, key: KernelKey, formulation: ConvFormulation) -> Status:
         if formulation.product is not None and self._product is not None:
             return self._product.matches(key, formulation.product)
-        return convolves(key, formulation.traits)
+        return convolves(key, formulation.problem.traits, sliced=formulation.split_k > 1)
 
     def supports(self, key: KernelKey, formulation: ConvFormulation) -> Status:
         if formulation.product is not None and self._product is not None:
@@ -205,16 +188,17 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         return self.matches(key, formulation)
 
     def extents(self, formulation: ConvFormulation) -> tuple[int, ...]:
-        """Those of the product, or of the convolution without casts of the operands."""
         if formulation.product is not None:
             return formulation.product.extents
-        return formulation.problem.extents(formulation.split_k, wide=formulation.wide)
+        problem, g, split_k = formulation.problem, formulation.problem.geometry, formulation.split_k
+        pixels = g.n * (g.h * g.w if self.op == DGRAD else g.p * g.q)
+        moved = sum(bytes_of(spec.shape, spec.dtype) for spec in (problem.a, problem.b, problem.d))
+        channels = g.c if self.op == FPROP else g.k
+        found = *problem.implicit_gemm, g.groups, split_k, formulation.wide, channels, g.c, g.r * g.s, pixels, moved
+        return tuple(min(extent, MOST) for extent in found)
 
     def cells(self, arch: SmArch, group: Sequence[ConvFormulation]) -> Iterable[Iterable[KernelKey]]:
-        """The matrix's cells; where none serves, keys that differ from one in an option that every cell compiles with.
-
-        The matrix lists the kernels that are worth building ahead of time.
-        """
+        """The matrix's cells; where none serves, others that differ in an option that every cell compiles with."""
         keys, problem = search.matrix(self.op, arch), group[0].problem
 
         def varied(key: KernelKey) -> KernelKey:
@@ -227,11 +211,8 @@ class ConvSearch(KernelSearch[ConvFormulation]):
             yield from filter(supports, dict.fromkeys(map(varied, keys)))
 
         def first() -> Iterator[KernelKey]:
-            products = {member.product.problem: member.product for member in group if member.product is not None}
-            of_gemm: list[KernelKey] = []
-            if self._product is not None:
-                for product in products.values():
-                    of_gemm += next(iter(self._product.cells(arch, [product])))
+            products = dict.fromkeys(member.product.problem for member in group if member.product is not None)
+            of_gemm = [key for product in products for key in cells_of(GEMM, arch, product)]
             # The matrix has no cells with trees: where the GEMM has one, the time decides among all.
             of_tree = bool(of_gemm) and self.problem.fusion is not None
             yield from (*keys, *(others() if of_tree else ()), *of_gemm)
@@ -240,7 +221,6 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         yield others()
 
     def helpers(self, formulation: ConvFormulation) -> Sequence[KernelSearch[Any]]:
-        """Casts of the operands and of the result."""
         rewritten, casts = formulation.problem, []
         if formulation.casts:
             casts = [(self.problem.a.dtype, rewritten.a.dtype), (self.problem.b.dtype, rewritten.b.dtype)]
@@ -249,27 +229,37 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         return [sums(*types, self.device, self.arch) for types in dict.fromkeys(casts)]
 
     def epilogue_of(self, candidate: Candidate[ConvFormulation]) -> str:
-        """That of the convolution, or of the product that it is put as."""
         formulation = candidate.formulation
         return (formulation.product or formulation).problem.epilogue
 
     def note(self, formulation: ConvFormulation) -> str:
-        """The rewrite."""
         return f"a rewrite: {formulation.rewrite}" if formulation.rewrite else ""
 
     def reason(self) -> str:
         first, last = (group[0].problem for group in (self.formulations[0], self.formulations[-1]))
-        # Bias and activation in the caller's terms, not as a tree.
-        text = _refusal(last if first.fusion else first, self.closest(self.arch or devices.require_arch(self.device)))
+        problem = last if first.fusion else first  # bias and activation in the caller's terms, not as a tree
+        g, types = problem.geometry, f"{problem.a.dtype.value} ({problem.math}) to {problem.d.dtype.value}"
+        text = (
+            f"no kernel of the matrix serves this {self.op}: {types}, epilogue {problem.epilogue}, {g.groups} groups "
+            f"of {g.c // g.groups} to {g.k // g.groups} channels, stride {g.stride}, dilation {g.dilation}"
+        )
+        if problem.op == DGRAD and g.stride != (1, 1) and g.dilation != (1, 1):
+            text += ": kernels of strided dgrad have no dilation"
+        elif not (packed(problem.d) if problem.op == WGRAD else collapses(problem.d)):
+            text += f": the pixels of the result, of strides {problem.d.strides} (NHWC order), are not evenly spaced"
+        elif problem.fusion is not None:
+            lowered = supports_tree(split(problem.epilogue)[1], accumulator(problem.a.dtype), problem.d.dtype)
+            unlike = unlike_a_bias(problem.fusion, problem.d.dtype) if problem.c is None else ""
+            text += f": {unlike}{lowered.reason or _TREES}"
+        else:
+            text += f": {self.closest(self.arch or devices.require_arch(self.device))}"
         if self.batch_invariant:
             text += "; with batch_invariant it has those that serve any number of such images alike"
         unwidened = _unwidened(last) if self.op == WGRAD else ""
         return f"{text}; nor is it computed in float32: {unwidened}" if unwidened else text
 
-    def nearest(self, arch: SmArch, best: Candidate[ConvFormulation] | None = None) -> KernelKey | None:
-        """The key of the best candidate; without one, of the best that computes the convolution as it stands."""
-        best = best or self._plainest()
-        return super().nearest(arch, best)
+    def nearest(self, arch: SmArch, best: Candidate[ConvFormulation] | None) -> KernelKey | None:
+        return super().nearest(arch, best or self._plainest())
 
     def refusal(self, best: Candidate[ConvFormulation] | None, remedy: str) -> CutlassError:
         plainest = None if best is None else self._plainest()
@@ -304,10 +294,7 @@ def _check(problem: ConvProblem) -> None:
 
 
 def _as_gemm(problem: ConvProblem) -> GemmProblem | None:
-    """The GEMM that a convolution with a filter of one tap is, without its tree.
-
-    None for any other convolution, and where pixels have gaps.
-    """
+    """The GEMM that a filter of one tap over pixels without gaps is, without its tree; None for any other."""
     g = problem.geometry
     one_tap = g.r == g.s == g.groups == 1 and g.stride == (1, 1) and g.padding == ((0, 0), (0, 0))
     if not one_tap or problem.bias is not None or (problem.fusion is None and problem.epilogue != LINEAR):
@@ -317,53 +304,118 @@ def _as_gemm(problem: ConvProblem) -> GemmProblem | None:
     if not all(collapses(spec) for spec in images):
         return None
 
-    def matrix(spec: MatrixSpec) -> MatrixSpec:
+    def matrix(spec: MatrixSpec, *, transposed: bool = False) -> MatrixSpec:
         """Pixels (or filters) by channels."""
         outer, rows, columns, channels = spec.shape
         column, _, outermost = pixel_strides(spec)
         leading = outermost if spec is w or (problem.op == WGRAD and spec is problem.c) else column
-        return MatrixSpec((outer * rows * columns, channels), (leading, 1), spec.dtype, spec.alignment)
+        shape, strides, step = (outer * rows * columns, channels), (leading, 1), -1 if transposed else 1
+        return MatrixSpec(shape[::step], strides[::step], spec.dtype, spec.alignment)
 
-    def transposed(spec: MatrixSpec) -> MatrixSpec:
-        return MatrixSpec(spec.shape[::-1], spec.strides[::-1], spec.dtype, spec.alignment)
-
-    a, b, d = matrix(problem.a), matrix(problem.b), matrix(problem.d)
-    if problem.op == FPROP:
-        b = transposed(b)
-    elif problem.op == WGRAD:
-        a = transposed(a)
+    a, b = matrix(problem.a, transposed=problem.op == WGRAD), matrix(problem.b, transposed=problem.op == FPROP)
     c = None if problem.c is None else matrix(problem.c)
-    return GemmProblem(a, b, c, d, problem.math, problem.device)
-
-
-def _refusal(problem: ConvProblem, closest: str) -> str:
-    """Why no cell of the matrix serves a problem; `closest` as of its search."""
-    g, types = problem.geometry, f"{problem.a.dtype.value} ({problem.math}) to {problem.d.dtype.value}"
-    refusal = (
-        f"no kernel of the matrix serves this {problem.op}: {types}, "
-        f"epilogue {problem.epilogue}, {g.groups} groups of {g.c // g.groups} to {g.k // g.groups} channels, stride "
-        f"{g.stride}, dilation {g.dilation}"
-    )
-    if problem.op == DGRAD and g.stride != (1, 1) and g.dilation != (1, 1):
-        refusal += ": kernels of strided dgrad have no dilation"
-    elif not (packed(problem.d) if problem.op == WGRAD else collapses(problem.d)):
-        refusal += f": the pixels of the result, of strides {problem.d.strides} (NHWC order), are not evenly spaced"
-    elif problem.fusion is not None:
-        program = split(problem.epilogue)[1]
-        lowered = supports_tree(program, accumulator(problem.a.dtype), problem.d.dtype)
-        unlike = unlike_a_bias(problem.fusion, problem.d.dtype) if problem.c is None else ""
-        refusal += f": {unlike}{lowered.reason or TREES}"
-    else:
-        refusal += f": {closest}"
-    return refusal
+    return GemmProblem(a, b, c, matrix(problem.d), FAST if a.dtype in FP8_TYPES else problem.math, problem.device)
 
 
 def _unwidened(problem: ConvProblem) -> str:
     """Why a wgrad cannot be computed in float32 and cast; empty where it can, or is in float32 anyway."""
     if problem.d.dtype is CutlassDtype.F32:
         return ""
-    if problem.c is not None and (not problem.c.dense or problem.c.alignment % CAST_ALIGNMENT):
-        return f"a cast adds a c that is dense and aligned to {CAST_ALIGNMENT} bytes"
-    if not problem.d.dense or problem.d.alignment % CAST_ALIGNMENT:
-        return f"a cast writes what is dense and aligned to {CAST_ALIGNMENT} bytes"
+    for spec, condition in ((problem.c, "adds a c that"), (problem.d, "writes what")):
+        if spec is not None and (not spec.dense or spec.alignment % CAST_ALIGNMENT):
+            return f"a cast {condition} is dense and aligned to {CAST_ALIGNMENT} bytes"
     return ""
+
+
+def make(problem: ConvProblem, layout: str = "nhwc", **options: Any) -> Plan:
+    """The plan for a convolution; calls name the dimensions of their arrays as `layout` does. Options: `PlanOptions`.
+
+    Its slots are a, b and, where there are such, c, bias, the inputs and the outputs of an epilogue tree, then out.
+    """
+    how = PlanOptions(**options)
+    kernels = ConvSearch(problem, devices.get(problem.device), how.arch, batch_invariant=how.batch_invariant)
+    return planned(kernels, functools.partial(_plan, problem, layout), how)
+
+
+def _plan(problem: ConvProblem, layout: str, candidate: Candidate[ConvFormulation], how: PlanOptions) -> Plan:
+    formulation, key = candidate.formulation, candidate.key
+    rewritten, casts, product = formulation.problem, formulation.casts, formulation.product
+    steps = Steps(problem.device, how.stream)
+
+    def slot(name: str, spec: MatrixSpec, align: int, role: str = "input", *, cast: bool) -> Address:
+        shape, strides = (in_layout(values, layout) for values in (spec.shape, spec.strides))
+        alignment = CAST_ALIGNMENT if cast else align * spec.dtype.bits // 8
+        return steps.slot(name, shape, strides, spec.dtype.dlpack, alignment=alignment, role=role)
+
+    def add_up(dtype: CutlassDtype, wanted: CutlassDtype, args: Mapping[str, Any]) -> None:
+        kernel = sums(dtype, wanted, devices.get(problem.device), how.arch)
+        steps.launch(select.choose(kernel, backend=how.backend, jit=how.jit), args)
+
+    def cast(source: Address, spec: MatrixSpec, wide: MatrixSpec) -> Address:
+        target = steps.temporary(bytes_of(wide.shape, wide.dtype))
+        args = {"count": math.prod(spec.shape), "slices": 1, "a": source, "d": target, "alpha": 1.0}
+        add_up(spec.dtype, wide.dtype, args)
+        return target
+
+    swapped = product is not None and product.swapped
+    align_a, align_b = (key.align_b, key.align_a) if swapped else (key.align_a, key.align_b)
+    reduced = formulation.wide or formulation.apart
+    a, b = slot("a", problem.a, align_a, cast=casts), slot("b", problem.b, align_b, cast=casts)
+    fusion, epilogue, bias = rewritten.fusion, rewritten.epilogue, None
+    if product is not None:
+        fusion, epilogue = problem.fusion, product.problem.epilogue
+    loads_source = source_number(epilogue) is not None
+    c = None if problem.c is None or loads_source else slot("c", problem.c, key.align_d, "source", cast=reduced)
+    if rewritten.bias is not None and product is None:
+        # That of a tree has the tree's name for it.
+        of_tree, spec = problem.fusion.inputs[0] if problem.fusion is not None else None, rewritten.bias
+        shape, strides = (of_tree and of_tree.slot) or (spec.shape, spec.strides)
+        alignment, name = key.align_d * spec.dtype.bits // 8, "bias" if of_tree is None else of_tree.name
+        bias = steps.slot(name, shape, strides, spec.dtype.dlpack, alignment=alignment)
+    others = FusedOperands(steps, fusion, epilogue, key, clear_masks=product is not None and clears_masks(key))
+    c = others.source or c
+    out = slot("out", problem.d, key.align_d, "output", cast=reduced)
+    if casts:
+        a, b = cast(a, problem.a, rewritten.a), cast(b, problem.b, rewritten.b)
+    zeros = (0,) * (0 if fusion is None else len(fusion.arrays))
+    if product is not None:
+        first, second = (b, a) if swapped else (a, b)
+        args = {"batch": 1, "a": first, "b": second, "c": c, "d": out, "alpha": "alpha", "beta": "beta"}
+        args |= product_args(product, candidate) | others.args(zeros, zeros, swapped=swapped)
+    elif reduced:  # alpha, beta and C are for what adds up
+        slices, count = formulation.split_k if formulation.apart else 1, math.prod(problem.d.shape)
+        sliced = steps.temporary(slices * bytes_of(problem.d.shape, CutlassDtype.F32))
+        args = _args(formulation, a, b, None, bias, sliced)
+        args |= {"alpha": 1.0, "beta": 0.0, "split_parallel": int(formulation.apart)}
+    elif is_common(key.epilogue) and fusion is None:
+        row = None if rewritten.bias is None else rewritten.bias.dtype
+        form = told(row, rewritten.epilogue.removeprefix("lc").removeprefix("_"))
+        args = _args(formulation, a, b, c, None, out)
+        args |= {"operand0": bias, "operand0_stride_m": form, "operand0_stride_n": 1}
+    else:
+        args = _args(formulation, a, b, c, bias, out) | others.args(zeros, zeros, swapped=False)
+    steps.launch(candidate, args, main=True)
+    if reduced:
+        args = {"count": count, "slices": slices, "slice_stride": count, "a": sliced, "c": c, "d": out}
+        args |= {"alpha": "alpha", "beta": "beta" if c is not None else 0.0}
+        add_up(CutlassDtype.F32, problem.d.dtype, args)
+    return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta, rewrite=formulation.rewrite)
+
+
+def _args(
+    formulation: ConvFormulation, a: Address, b: Address, c: Address | None, bias: Address | None, d: Address
+) -> dict[str, Any]:
+    g = formulation.problem.geometry
+    x, w, y = map(pixel_strides, formulation.problem.images)
+    (top, bottom), (left, right) = g.padding
+    return {
+        "n": g.n, "h": g.h, "w": g.w, "c": g.c, "k": g.k, "r": g.r, "s": g.s, "p": g.p, "q": g.q,
+        "pad_h": top, "pad_w": left, "pad_h_end": bottom, "pad_w_end": right,
+        "stride_h": g.stride[0], "stride_w": g.stride[1], "dilation_h": g.dilation[0], "dilation_w": g.dilation[1],
+        "groups": g.groups, "split_k": formulation.split_k, "swizzle": 1,
+        "a": a, "b": b, "c_source": c, "d": d, "bias": bias,
+        "x_stride_w": x[0], "x_stride_h": x[1], "x_stride_n": x[2],
+        "w_stride_s": w[0], "w_stride_r": w[1], "w_stride_k": w[2],
+        "y_stride_q": y[0], "y_stride_p": y[1], "y_stride_n": y[2],
+        "alpha": "alpha", "beta": "beta",
+    }  # fmt: skip

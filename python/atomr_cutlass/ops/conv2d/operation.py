@@ -1,36 +1,241 @@
-"""The three convolutions as operations."""
+"""The three convolutions as operations, and their requests."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import enum
+import functools
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from ...arrays.layouts import in_layout
+from ...checks import check_index, check_options, shown
 from ...epilogue.bound import source_number
-from ...errors import InvalidOperandError
+from ...epilogue.results import ImageResult
+from ...errors import InvalidOperandError, UnsupportedError
+from ...generator.dtypes import CutlassDtype
 from ...generator.key import KernelKey
+from ...generator.matrix import ARCHS
+from ...generator.members import Members
 from ...generator.rules import NO_EPILOGUE_OF_WGRAD
+from ...pipeline.call_options import documented
 from ...pipeline.devices import Device
 from ...pipeline.operation import NO_CHECK, Arrays, OperandSlot, PlannedOperation, epilogue_slots
 from ...pipeline.plan import Plan
+from ...pipeline.plan_cache import PlanKey
 from ...pipeline.probe import Probe
-from ...pipeline.problem import MatrixSpec
-from ...pipeline.request import Option, RequestOptions, precision_of, sampled
+from ...pipeline.problem import MatrixSpec, row_major
+from ...pipeline.reduction import is_batch_invariant
+from ...pipeline.request import (
+    Option,
+    Request,
+    RequestOptions,
+    expect_extent,
+    expect_served,
+    math_of,
+    precision_of,
+    sampled,
+)
 from ...pipeline.search import Candidate
 from ..gemm.operation import BATCH_INVARIANT, PRECISION, fields_from
-from . import plans
-from .geometry import FPROP, OPERANDS, WGRAD
-from .kernels import ConvFormulation
-from .plans import ConvCandidate
-from .request import (
-    SUMS_OVER_IMAGES,
-    ConvDgradRequest,
-    ConvFwdRequest,
-    ConvLayout,
-    ConvRequest,
-    ConvShape,
-    ConvWgradRequest,
-)
+from .kernels import ConvFormulation, ConvSearch, make
+from .problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, ConvProblem, as_operands, conv_geometry, pair_of
+
+_DTYPES = (
+    CutlassDtype.F16, CutlassDtype.BF16, CutlassDtype.F32, CutlassDtype.TF32, CutlassDtype.F8E4M3, CutlassDtype.F8E5M2,
+)  # fmt: skip
+
+SUMS_OVER_IMAGES = "the gradient of a filter is a sum over the pixels of all images"
+
+
+class ConvLayout(enum.Enum, metaclass=Members):
+    """The order in which operands name their dimensions. In memory the channels are contiguous in either."""
+
+    NHWC = "nhwc"
+    NCHW = "nchw"
+
+
+@dataclass(frozen=True)
+class ConvShape:
+    """Extents of a 2-D convolution of x (n, h, w, c) with a filter (k, r, s, c / groups) to y (n, p, q, k).
+
+    Attributes:
+        n: images.
+        h, w: rows and columns of an image.
+        c: channels of x, a multiple of `groups`.
+        k: channels of y, a multiple of `groups`.
+        r, s: rows and columns of the filter.
+        stride, dilation: for rows and for columns.
+        padding: zeros around x: (rows, columns) on both sides, or ((top, bottom), (left, right)).
+        groups: parts that channels are divided into, each convolved by itself.
+
+    Raises:
+        InvalidOperandError: a value is no extent, channels are not divisible by `groups`, or y would be empty.
+    """
+
+    n: int
+    h: int
+    w: int
+    c: int
+    k: int
+    r: int
+    s: int
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] | tuple[tuple[int, int], tuple[int, int]] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("n", "h", "w", "c", "k", "r", "s", "groups"):
+            expect_extent(getattr(self, name), f"ConvShape.{name}", 1)
+        for name, least in (("stride", 1), ("padding", 0), ("dilation", 1)):
+            pair = getattr(self, name)
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise InvalidOperandError(
+                    f"ConvShape.{name} is {shown(pair)}; expected two integers, for rows and columns"
+                )
+            for value in pair:
+                for extent in value if name == "padding" and isinstance(value, tuple) else (value,):
+                    expect_extent(extent, f"ConvShape.{name}", least)
+        _ = self.geometry  # refuses channels that groups do not divide, and a y without pixels
+
+    @classmethod
+    def nhwc(
+        cls,
+        n: int,
+        h: int,
+        w: int,
+        c: int,
+        k: int,
+        r: int,
+        s: int,
+        *,
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]] = 0,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+    ) -> ConvShape:
+        """A shape with one number for `stride`, `padding` and `dilation`, or one each for rows and columns."""
+        return cls(n, h, w, c, k, r, s, pair_of(stride), pair_of(padding), pair_of(dilation), groups)
+
+    @property
+    def pads(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Padding as ((top, bottom), (left, right))."""
+        return self.geometry.padding
+
+    @property
+    def p(self) -> int:
+        """Rows of y."""
+        return self.geometry.p
+
+    @property
+    def q(self) -> int:
+        """Columns of y."""
+        return self.geometry.q
+
+    @functools.cached_property
+    def geometry(self) -> ConvGeometry:
+        """All extents."""
+        return conv_geometry(
+            (self.n, self.h, self.w, self.c),
+            (self.k, self.r, self.s, self.c // self.groups),
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+            groups=self.groups,
+        )
+
+
+@documented
+@dataclass(frozen=True)
+class ConvRequest(Request):
+    """A request for one of the three convolutions.
+
+    Attributes:
+        shape: extents.
+        layout: the order in which operands name their dimensions.
+        epilogue: scalars, bias (one for each channel of the result) and activation, or a tree. A plan is called with a
+            tree's operands by their names, inputs before outputs: a scalar (1,), a row (k,), a column (n, p, q, 1), a
+            matrix like the result, a mask uint8 (n, p, q, ceil(k / 8)); a reduction (1,), (k,) or (n, p, q). Those
+            of 4 dimensions name them as the operands do.
+        precision: for float32 operands: `ieee` (default) or `tf32`; for filters of one tap also `3xtf32`.
+        binding: {binding} The operand is w, of the gradient by w x.
+        batch_invariant: as in `conv2d`; None leaves it to ATOMR_CUTLASS_BATCH_INVARIANT, which does not count for
+            gradients of filters.
+
+    Raises:
+        UnsupportedError: there are no convolutions of this dtype or for this arch.
+        InvalidOperandError: a value is not of its kind; a tree decides another out_dtype or takes an operand's name.
+    """
+
+    op: ClassVar[str]
+
+    shape: ConvShape
+    layout: ConvLayout = field(default=ConvLayout.NHWC, kw_only=True)
+    precision: str | None = field(default=None, kw_only=True)
+    batch_invariant: bool | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.check_fields(shape=ConvShape, layout=ConvLayout)
+        expect_served("convolution", self.dtype, self.arch, _DTYPES, ARCHS[self.op])
+        check_options(batch_invariant=self.batch_invariant)
+        if self.op == WGRAD and self.batch_invariant:
+            raise UnsupportedError(f"batch_invariant: {SUMS_OVER_IMAGES}")
+        _ = self.math  # refuses options that contradict the dtype
+        if self.op == WGRAD and self.epilogue.follows:
+            raise UnsupportedError(NO_EPILOGUE_OF_WGRAD.reason)
+        if self.tree is not None:
+            self.refuse_tree(self.tree, OPERANDS[self.op])
+
+    @property
+    def math(self) -> str:
+        return math_of(self.dtype, self.precision)
+
+    @property
+    def invariant(self) -> bool:
+        """Whether its kernels have one order of sums, whatever the number of images."""
+        return self.op != WGRAD and is_batch_invariant(self.batch_invariant)
+
+    def plan_key(self) -> PlanKey:
+        x = self.shape
+        return self.key_of(
+            self.op,
+            (x.n, x.h, x.w, x.c, x.k, x.r, x.s, x.stride, *x.pads, x.dilation, x.groups),
+            (self.layout.value,) * 3,
+            batch_invariant=self.invariant,
+        )
+
+    def problem(self, device: int) -> ConvProblem:
+        """The problem on the GPU of this index, with dense operands, channels last."""
+        check_index(device, "device")
+        g, types = self.shape.geometry, (self.operand_dtype, self.operand_dtype, self.result_dtype)
+        shapes = as_operands(self.op, g.x_shape, g.w_shape, g.y_shape)
+        a, b, d = (MatrixSpec(shape, row_major(shape), dtype) for shape, dtype in zip(shapes, types, strict=True))
+        c = d if self.epilogue.beta != 0 else None
+        fusion = None if self.tree is None else ImageResult(d.shape, self.layout.value).dense(self.tree, d)
+        return ConvProblem(self.op, g, a, b, c, d, self.math, device, fusion=fusion)
+
+    def search(self, device: Device) -> ConvSearch:
+        return ConvSearch(self.problem(device.index), device, self.arch, batch_invariant=self.invariant)
+
+
+class ConvFwdRequest(ConvRequest):
+    """y = epilogue(x * w)."""
+
+    op = FPROP
+
+
+class ConvDgradRequest(ConvRequest):
+    """The gradient of a convolution by x, from dy and w."""
+
+    op = DGRAD
+
+
+class ConvWgradRequest(ConvRequest):
+    """The gradient of a convolution by w, from dy and x."""
+
+    op = WGRAD
 
 
 class ConvOperation(PlannedOperation[ConvRequest]):
@@ -65,27 +270,26 @@ class ConvOperation(PlannedOperation[ConvRequest]):
 
     def operands(self, request: ConvRequest) -> tuple[OperandSlot, ...]:
         conv = request.problem(0)
-        first, second = OPERANDS[self.name]
-        arrays = ((first, conv.a), (second, conv.b), ("c", conv.c))
-        table = [OperandSlot(name, (_ordered(spec, request.layout),)) for name, spec in arrays if spec is not None]
-        out = OperandSlot("out", (_ordered(conv.d, request.layout),), written=True)
-        return (*table, *epilogue_slots(conv.fusion), out)
+
+        def slot(name: str, spec: MatrixSpec) -> OperandSlot:
+            shape, strides = (in_layout(values, request.layout.value) for values in (spec.shape, spec.strides))
+            return OperandSlot(name, (MatrixSpec(shape, strides, spec.dtype, spec.alignment),), written=name == "out")
+
+        table = [slot(*pair) for pair in zip(OPERANDS[self.name], (conv.a, conv.b), strict=True)]
+        table += [] if conv.c is None else [slot("c", conv.c)]
+        return (*table, *epilogue_slots(conv.fusion), slot("out", conv.d))
 
     def optional_names(self, request: ConvRequest) -> tuple[str, ...]:
         return (*OPERANDS[self.name], "c", *(("bias",) if self.name != WGRAD else ()))
 
     def extents(self, request: ConvRequest) -> dict[str, Any]:
-        shape = request.shape
-        return {name: getattr(shape, name) for name in ("n", "h", "w", "c", "k", "r", "s", "p", "q")} | {
-            "stride": list(shape.stride),
-            "padding": [list(pads) for pads in shape.pads],
-            "dilation": list(shape.dilation),
-            "groups": shape.groups,
-        }
+        g = request.shape.geometry
+        lists = {"stride": list(g.stride), "padding": list(map(list, g.padding)), "dilation": list(g.dilation)}
+        return g._asdict() | lists
 
     def products(self, request: ConvRequest) -> int:
-        shape = request.shape
-        return shape.n * shape.p * shape.q * shape.k * shape.r * shape.s * (shape.c // shape.groups)
+        g = request.shape.geometry
+        return math.prod((*g.y_shape, *g.w_shape[1:]))
 
     def describe(self, request: ConvRequest) -> str:
         shape = request.shape
@@ -95,7 +299,7 @@ class ConvOperation(PlannedOperation[ConvRequest]):
         side = max(4, options.extent // 64)
         n, h, w, c, k, r, s = options.numbers("conv", f"8,{side},{side},64,64,3,3", (7,))
         padding = options.numbers("padding", "0", (1, 2, 4))
-        pads = (_pair(padding[:2]), _pair(padding[2:])) if len(padding) == 4 else _pair(padding)
+        pads = (padding[:2], padding[2:]) if len(padding) == 4 else _by_axis(padding)
         layout = options.given("layout") or ConvLayout.NHWC.value
         if layout not in [known.value for known in ConvLayout]:
             raise InvalidOperandError(f"--layout is {layout!r}; convolutions have nhwc and nchw")
@@ -103,9 +307,9 @@ class ConvOperation(PlannedOperation[ConvRequest]):
         return self.request_type(
             ConvShape.nhwc(
                 n, h, w, c, k, r, s,
-                stride=_pair(options.numbers("stride", "1", (1, 2))),
+                stride=_by_axis(options.numbers("stride", "1", (1, 2))),
                 padding=pads,
-                dilation=_pair(options.numbers("dilation", "1", (1, 2))),
+                dilation=_by_axis(options.numbers("dilation", "1", (1, 2))),
                 groups=groups,
             ),
             **fields_from(options),
@@ -116,12 +320,12 @@ class ConvOperation(PlannedOperation[ConvRequest]):
 
     def plan(self, request: ConvRequest, device: int, **options: Any) -> Plan:
         options["batch_invariant"] = request.invariant
-        return plans.make(request.problem(device), layout=request.layout.value, **options)
+        return make(request.problem(device), layout=request.layout.value, **options)
 
     def result_layout(self, request: ConvRequest) -> str:
         return request.layout.value
 
-    def sample(self, key: KernelKey, epilogue: str, device: Device) -> tuple[ConvRequest, ConvCandidate]:
+    def sample(self, key: KernelKey, epilogue: str, device: Device) -> tuple[ConvRequest, Candidate[ConvFormulation]]:
         """With a filter of nine taps over an image with a border; of more than a tile, as in a GEMM."""
         read, written = 2 * key.tile[2], key.tile[1] + 16
         c, k = (read, written) if self.name == FPROP else (written, read)
@@ -135,18 +339,12 @@ class ConvOperation(PlannedOperation[ConvRequest]):
         return request, Candidate(key, None, 0.0, ConvFormulation(problem))
 
     def probe(self, request: ConvRequest, arrays: Arrays) -> Probe[ConvRequest]:
-        from .probe import ConvProbe
+        from .reference import ConvProbe
 
         return ConvProbe(request, arrays)
 
 
-def _ordered(spec: MatrixSpec, layout: ConvLayout) -> MatrixSpec:
-    """A spec in the order of NHWC as calls name its dimensions."""
-    shape, strides = (in_layout(values, layout.value) for values in (spec.shape, spec.strides))
-    return MatrixSpec(shape, strides, spec.dtype, spec.alignment)
-
-
-def _pair(numbers: tuple[int, ...]) -> tuple[int, int]:
+def _by_axis(numbers: tuple[int, ...]) -> tuple[int, int]:
     return (numbers[0], numbers[-1])
 
 

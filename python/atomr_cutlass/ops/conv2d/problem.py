@@ -1,4 +1,4 @@
-"""The problem that convolution kernels are chosen for, and which of them compute it as it stands."""
+"""Convolutions: their extents, the problem that kernels are chosen for, and which compute it as it stands."""
 
 from __future__ import annotations
 
@@ -6,58 +6,175 @@ import dataclasses
 import functools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ...arrays.layouts import collapses, pixel_strides, rows_collapse
+from ...checks import MOST, shown
 from ...epilogue.bound import Fusion, source_of
-from ...errors import InvalidOperandError, UnsupportedError
+from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.common import COMMON_ACTIVATIONS, as_bias_and_activation, common_of, wider
 from ...generator.epilogue.lower import COMMON, LINEAR, epilogue_id, with_source
 from ...generator.key import KernelKey
-from ...generator.rules import OK, Status, no
-from ...pipeline.plan import bytes_of
-from ...pipeline.problem import MOST, MatrixSpec, vector_elements
-from .geometry import DGRAD, FPROP, WGRAD, ConvGeometry, as_images
+from ...generator.rules import OK, Status
+from ...pipeline.problem import MatrixSpec, vector_elements
+from ...pipeline.search import refused
 
-SLICE_VECTOR = 4
-"""Elements that slices are added up by at once."""
+FPROP, DGRAD, WGRAD = "conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad"
+
+OPERANDS = {FPROP: ("x", "w"), DGRAD: ("dy", "w"), WGRAD: ("dy", "x")}
+"""A and B as callers call them."""
+
 CAST_ALIGNMENT = 16
 """Bytes that the addresses of cast operands and results are multiples of."""
-DIRECT_TAPS = 128
-"""Taps of a filter that kernels of single channels take at most."""
 
-_REACH = 2**31
-_FEW_CHANNELS = (1, 2, 4, 8, 16)
-_TAPS = 32
+Pair: TypeAlias = "int | tuple[int, int]"
+Padding: TypeAlias = "int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]"
+"""One number, (rows, columns) on both sides, or ((top, bottom), (left, right))."""
+Shape4: TypeAlias = tuple[int, int, int, int]
+T = TypeVar("T")
 
-_OTHER_TYPES = no("its element types or math mode differ", 1)
-_OTHER_EPILOGUE = no("its epilogue differs", 2)
-_OTHER_GROUPS = no("its groups of channels differ", 3)
-_NOT_ALIGNED = no("an array is aligned to fewer bytes than it needs", 4)
-_NOT_DEPTHWISE = no("it convolves single channels", 5)
-_OUT_OF_REACH = no("its iterator does not read these extents, strides or dilations", 5)
-_NOT_TMA = no("TMA's im2col mode has one group of channels, and dgrad no stride", 5)
-_NOT_SPLIT = no("its slices of K cannot be computed side by side", 6)
+
+def as_operands(op: str, x: T, w: T, y: T) -> tuple[T, T, T]:
+    """A, B and D of an operation, of those that belong to images, filter and result, or to their gradients."""
+    return {FPROP: (x, w, y), DGRAD: (y, w, x), WGRAD: (y, x, w)}[op]
+
+
+def as_images(op: str, a: T, b: T, d: T) -> tuple[T, T, T]:
+    """x, w and y, or the gradients in their places: undoes `as_operands`."""
+    return {FPROP: (a, b, d), DGRAD: (d, b, a), WGRAD: (b, d, a)}[op]
+
+
+class ConvGeometry(NamedTuple):
+    """Extents of x (n, h, w, c), filter (k, r, s, c / groups) and y (n, p, q, k)."""
+
+    n: int
+    h: int
+    w: int
+    c: int
+    k: int
+    r: int
+    s: int
+    p: int
+    q: int
+    stride: tuple[int, int]
+    padding: tuple[tuple[int, int], tuple[int, int]]
+    dilation: tuple[int, int]
+    groups: int
+
+    @property
+    def x_shape(self) -> Shape4:
+        """The shape of x and of its gradient."""
+        return (self.n, self.h, self.w, self.c)
+
+    @property
+    def w_shape(self) -> Shape4:
+        """The shape of the filter and of its gradient."""
+        return (self.k, self.r, self.s, self.c // self.groups)
+
+    @property
+    def y_shape(self) -> Shape4:
+        """The shape of y."""
+        return (self.n, self.p, self.q, self.k)
+
+
+def conv_geometry(
+    x_shape: tuple[int, ...],
+    w_shape: tuple[int, ...],
+    *,
+    stride: Pair = 1,
+    padding: Padding = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+) -> ConvGeometry:
+    """All extents of a convolution; refuses what is no extent, channels that do not divide, and a y without pixels."""
+    n, h, width, c = _extents("x", x_shape, "(N, H, W, C)", least=(0, 1, 1, 1))
+    k, r, s, depth = _extents("w", w_shape, "(K, R, S, C / groups)", least=(1, 1, 1, 1))
+    strides, dilations = _pair("stride", stride), _pair("dilation", dilation)
+    pads = _padding(padding)
+    if not _is_extent(groups, 1):
+        raise InvalidOperandError(f"groups is {shown(groups)}; expected a positive integer")
+    for name, operand, channels in (("C", "x", c), ("K", "w", k)):
+        if channels % groups:
+            raise InvalidOperandError(f"{operand} has {name} = {channels}, no multiple of the {groups} groups")
+    if depth != c // groups:
+        raise InvalidOperandError(
+            f"w has shape {tuple(w_shape)}; its last extent must be {c // groups}: {c} channels in {groups} groups"
+        )
+    out = []
+    for axis, extent, taps, step, reach, (before, after) in zip(
+        ("rows", "columns"), (h, width), (r, s), strides, dilations, pads, strict=True
+    ):
+        room = extent + before + after - reach * (taps - 1) - 1
+        if room < 0:
+            raise InvalidOperandError(
+                f"the result has no {axis}: {taps} taps of w with dilation {reach} are longer than {extent} with "
+                f"padding {before} and {after}"
+            )
+        out.append(room // step + 1)
+        if out[-1] > MOST:
+            raise InvalidOperandError(f"the result has {out[-1]} {axis}: kernels count to 2^31 - 1")
+    return ConvGeometry(n, h, width, c, k, r, s, out[0], out[1], strides, pads, dilations, groups)
+
+
+def result_shape(op: str, geometry: ConvGeometry) -> Shape4:
+    """The extents of D."""
+    return as_operands(op, geometry.x_shape, geometry.w_shape, geometry.y_shape)[2]
+
+
+def _extents(name: str, shape: tuple[int, ...], expected: str, least: Shape4) -> Shape4:
+    if len(shape) != 4 or any(
+        isinstance(extent, bool) or not isinstance(extent, int) or extent < low
+        for extent, low in zip(shape, least, strict=True)
+    ):
+        raise InvalidOperandError(f"{name} has shape {tuple(shape)}; expected {expected}, of which only N may be 0")
+    return (shape[0], shape[1], shape[2], shape[3])
+
+
+def pair_of(given: Any) -> Any:
+    """One number as that of rows and of columns; anything else as it is."""
+    return (given, given) if isinstance(given, int) else given
+
+
+def _pair(name: str, given: Any) -> tuple[int, int]:
+    pair = pair_of(given)
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(_is_extent(value, 1) for value in pair):
+        raise InvalidOperandError(
+            f"{name} is {shown(given)}; expected an integer from 1, or one each for rows and columns"
+        )
+    return (pair[0], pair[1])
+
+
+def _padding(given: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+    pair = pair_of(given)
+    if isinstance(pair, (tuple, list)) and len(pair) == 2:
+        sides = [pair_of(side) for side in pair]
+        if all(isinstance(side, (tuple, list)) and len(side) == 2 for side in sides) and all(
+            _is_extent(value, 0) for side in sides for value in side
+        ):
+            (top, bottom), (left, right) = sides
+            return ((top, bottom), (left, right))
+    raise InvalidOperandError(
+        f"padding is {shown(given)}; expected an integer from 0, (rows, columns) or ((top, bottom), (left, right))"
+    )
+
+
+def _is_extent(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST
 
 
 class ConvTraits(NamedTuple):
     """All that decides which kernels compute a convolution as it stands.
 
     Attributes:
-        op: the operation.
         types: element types of A, B and D, and math mode.
         epilogues: ids of kernels' epilogues that serve.
-        grouped: whether there are several groups of channels.
         single: whether each group is a single channel, and the filter small enough for kernels of such.
         alignments: elements of a group's channels of A, B and D (and C), bytes of the bias and bits of its elements.
         whole: those numbers of all channels.
-        iterators: of the sm80 generation, those that read and write the arrays.
-        stride_supports: the forms of its kernels that have these strides and dilations.
+        stride_supports: the forms of kernels of the sm80 generation that have these strides and dilations.
         channels: of A in one group, if a vector may hold them all; else 0.
-        tma: whether TMA's im2col mode and CUTLASS's kernels over it compute it.
         writable: whether slices of K can be added up in memory.
-        split: whether there are several slices of K.
     """
 
     op: str
@@ -72,7 +189,6 @@ class ConvTraits(NamedTuple):
     channels: int
     tma: bool
     writable: bool
-    split: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,15 +197,11 @@ class ConvProblem:
 
     Attributes:
         op: `conv2d_fprop` (A = x, B = w, D = y), `conv2d_dgrad` (dy, w, dx) or `conv2d_wgrad` (dy, x, dw).
-        geometry: extents.
         a, b, d: the arrays, 4-D; channels last and contiguous.
-        c: like D, or None.
-        math: math mode of the kernel key.
-        device: index of the GPU.
-        bias: one element for each channel of D, or None.
-        activation: name, or None.
-        fusion: the tree that follows, with its arrays, in the place of bias and activation; or None.
-        source: number of the tree's input that is loaded as the C operand, and described by `c`; or None.
+        c: like D.
+        bias: one element for each channel of D.
+        fusion: the tree that follows, with its arrays, in the place of bias and activation.
+        source: number of the tree's input that is loaded as the C operand, and described by `c`.
     """
 
     op: str
@@ -121,11 +233,9 @@ class ConvProblem:
     @property
     def common(self) -> str | None:
         """Id of the epilogue of kernels that are told their tree; None where those do not serve."""
-        if self.op == WGRAD:
+        if self.op == WGRAD or self.activation not in (None, "identity", *COMMON_ACTIVATIONS):
             return None
-        if self.fusion is None:
-            return COMMON if self.activation in (None, "identity", *COMMON_ACTIVATIONS) else None
-        return common_of(self.epilogue)
+        return COMMON if self.fusion is None else common_of(self.epilogue)
 
     @property
     def implicit_gemm(self) -> tuple[int, int, int]:
@@ -142,39 +252,25 @@ class ConvProblem:
 
     @functools.cached_property
     def traits(self) -> ConvTraits:
-        """The traits, without slices of K."""
+        """The traits."""
         g = self.geometry
         alignments = _alignments(self, g.groups)
         results = [self.d] if self.c is None else [self.d, self.c]
-        writable = all(spec.dense and spec.alignment % CAST_ALIGNMENT == 0 for spec in results)
+        dense = all(spec.dense and spec.alignment % CAST_ALIGNMENT == 0 for spec in results)
         return ConvTraits(
             op=self.op,
             types=(self.a.dtype, self.b.dtype, self.d.dtype, self.math),
             epilogues=(self.epilogue, self.common, wider(self.epilogue)),
             grouped=g.groups > 1,
-            single=g.groups == g.c == g.k and g.r * g.s <= DIRECT_TAPS,
+            single=g.groups == g.c == g.k and g.r * g.s <= 128,  # ConvDepthwise::can_implement
             alignments=alignments,
             whole=alignments if g.groups == 1 else _alignments(self, 1),
             iterators=_iterators(self),
             stride_supports=_stride_supports(self),
-            channels=next((few for few in _FEW_CHANNELS if g.c == few * g.groups), 0),
+            channels=next((few for few in (1, 2, 4, 8, 16) if g.c == few * g.groups), 0),
             tma=_tma_serves(self),
-            writable=writable and math.prod(self.d.shape) % SLICE_VECTOR == 0,
+            writable=dense and math.prod(self.d.shape) % 4 == 0,  # slices are added up by four elements at once
         )
-
-    def extents(self, split_k: int, *, wide: bool) -> tuple[int, ...]:
-        """The extents that the model estimates the convolution by (`Extents` of cpp/src/estimate.h).
-
-        Args:
-            split_k: slices of K.
-            wide: whether the result is cast.
-        """
-        g = self.geometry
-        pixels = g.n * (g.h * g.w if self.op == DGRAD else g.p * g.q)
-        moved = sum(bytes_of(spec.shape, spec.dtype) for spec in (self.a, self.b, self.d))
-        channels = g.c if self.op == FPROP else g.k
-        found = *self.implicit_gemm, g.groups, split_k, wide, channels, g.c, g.r * g.s, pixels, moved
-        return tuple(min(extent, MOST) for extent in found)
 
 
 def formulations(problem: ConvProblem) -> list[ConvProblem]:
@@ -185,15 +281,14 @@ def formulations(problem: ConvProblem) -> list[ConvProblem]:
     """
     if problem.fusion is None:
         return [problem]
-    found = [_without_tree(problem), _with_source(problem), problem]
+    found = [_without_tree(problem, problem.fusion), _with_source(problem, problem.fusion), problem]
     return [formulation for formulation in found if formulation is not None]
 
 
-def _without_tree(problem: ConvProblem) -> ConvProblem | None:
+def _without_tree(problem: ConvProblem, fusion: Fusion) -> ConvProblem | None:
     """The problem with bias and activation in the place of its tree; None for any other tree."""
-    fusion = problem.fusion
-    plain = None if fusion is None else as_bias_and_activation(fusion.tree.program)
-    if fusion is None or plain is None or unlike_a_bias(fusion, problem.d.dtype):
+    plain = as_bias_and_activation(fusion.tree.program)
+    if plain is None or unlike_a_bias(fusion, problem.d.dtype):
         return None
     bias = None
     if plain.bias is not None:
@@ -219,26 +314,20 @@ def unlike_a_bias(fusion: Fusion, d: CutlassDtype) -> str:
     return ""
 
 
-def _with_source(problem: ConvProblem) -> ConvProblem | None:
+def _with_source(problem: ConvProblem, fusion: Fusion) -> ConvProblem | None:
     """The problem with a matrix of its tree loaded as C, if one can be."""
-    if problem.fusion is None or problem.c is not None or not collapses(problem.d):
+    if problem.c is not None or not collapses(problem.d):
         return None
-    # Kernels have one set of strides for C and D.
-    strides = (pixel_strides(problem.d)[0], 1)
-    number = source_of(
-        problem.fusion, lambda array: array.spec.strides == strides and array.dtype is problem.d.dtype
-    )  # fmt: skip
+    strides, dtype = (pixel_strides(problem.d)[0], 1), problem.d.dtype  # kernels have one set of strides for C and D
+    number = source_of(fusion, lambda array: array.spec.strides == strides and array.dtype is dtype)
     if number is None:
         return None
-    c = dataclasses.replace(problem.d, alignment=problem.fusion.inputs[number].alignment)
+    c = dataclasses.replace(problem.d, alignment=fusion.inputs[number].alignment)
     return dataclasses.replace(problem, source=number, c=c)
 
 
 def of_two_images(problem: ConvProblem) -> ConvProblem:
-    """The same convolution of two images, which lie apart as the given ones do, or where there is one without a gap.
-
-    What is decided by it is the same for every number of images.
-    """
+    """The same convolution of two images, which lie apart as the given ones do, or where there is one without a gap."""
 
     def spec(one: MatrixSpec) -> MatrixSpec:
         least = one.shape[1] * pixel_strides(one)[1]
@@ -248,24 +337,6 @@ def of_two_images(problem: ConvProblem) -> ConvProblem:
     c = None if problem.c is None else spec(problem.c)
     geometry = problem.geometry._replace(n=2)
     return dataclasses.replace(problem, geometry=geometry, a=spec(problem.a), c=c, d=spec(problem.d))
-
-
-def check_channels(name: str, spec: MatrixSpec) -> None:
-    """Refuses an array that convolutions cannot read.
-
-    Raises:
-        InvalidOperandError: a negative stride.
-        UnsupportedError: channels are not contiguous, or elements share memory.
-    """
-    if any(stride < 0 and extent > 1 for stride, extent in zip(spec.strides, spec.shape, strict=True)):
-        raise InvalidOperandError(f"{name} has a negative stride ({spec.strides}): copy it")
-    if spec.shape[-1] > 1 and spec.strides[-1] != 1:
-        raise UnsupportedError(
-            f"{name} (NHWC order) has strides {spec.strides}: its channels must be contiguous; in PyTorch "
-            f"{name} = {name}.contiguous(memory_format=torch.channels_last)"
-        )
-    if any(stride == 0 and extent > 1 for stride, extent in zip(spec.strides, spec.shape, strict=True)):
-        raise UnsupportedError(f"{name} (NHWC order) has strides {spec.strides}: copy what is broadcast")
 
 
 def packed(spec: MatrixSpec) -> bool:
@@ -284,35 +355,37 @@ def reach(spec: MatrixSpec) -> int:
 
 def channel_alignment(spec: MatrixSpec, groups: int = 1) -> int:
     """Elements that a vector access of a group's channels may span, by address, strides and extent."""
-    elements = [spec.shape[-1] // groups, *pixel_strides(spec)]
-    return vector_elements(spec, elements)
+    return vector_elements(spec, [spec.shape[-1] // groups, *pixel_strides(spec)])
 
 
-def convolves(key: KernelKey, traits: ConvTraits) -> Status:
-    """Whether a kernel computes a convolution as it stands."""
+def convolves(key: KernelKey, traits: ConvTraits, *, sliced: bool) -> Status:
+    """Whether a kernel computes a convolution as it stands, or in slices of K."""
     if (key.a, key.b, key.d, key.math) != traits.types:
-        return _OTHER_TYPES
+        return refused("its element types or math mode differ", 1)
     if key.epilogue not in traits.epilogues:
-        return _OTHER_EPILOGUE
+        return refused("its epilogue differs", 2)
     if traits.grouped != (key.group_mode != ""):
-        return _OTHER_GROUPS
-    if not _aligned(key, traits):
-        return _NOT_ALIGNED
-    if key.group_mode == "depthwise":
-        if not traits.single:  # ConvDepthwise::can_implement
-            return _NOT_DEPTHWISE
-        return _NOT_SPLIT if traits.split and traits.op != WGRAD else OK
-    if key.generation != "sm80":
+        return refused("its groups of channels differ", 3)
+    depthwise, wgrad = key.group_mode == "depthwise", traits.op == WGRAD
+    of_a, of_b, of_d, bias, bias_bits = traits.whole if depthwise else traits.alignments
+    misaligned = of_a % key.align_a or of_b % key.align_b or of_d % key.align_d
+    if misaligned or bias % max(1, key.align_d * bias_bits // 8):
+        return refused("an array is aligned to fewer bytes than it needs", 4)
+    if depthwise:
+        if not traits.single:
+            return refused("it convolves single channels", 5)
+        sliced = sliced and not wgrad
+    elif key.generation != "sm80":
         if not traits.tma:
-            return _NOT_TMA
-        return _NOT_SPLIT if traits.split else OK
-    if key.stride_support not in traits.stride_supports or key.iterator not in traits.iterators:
-        return _OUT_OF_REACH
-    if key.iterator == "fixed_channels" and traits.channels != key.align_a:
-        return _OUT_OF_REACH
-    # Slices are computed side by side, each to memory of its own (ConvSm80, Cast).
-    apart = traits.op == WGRAD and key.d is CutlassDtype.F32 and traits.writable and not key.group_mode
-    return _NOT_SPLIT if traits.split and not apart else OK
+            return refused("TMA's im2col mode has one group of channels, and dgrad no stride", 5)
+    else:
+        reads = key.stride_support in traits.stride_supports and key.iterator in traits.iterators
+        if not reads or (key.iterator == "fixed_channels" and traits.channels != key.align_a):
+            return refused("its iterator does not read these extents, strides or dilations", 5)
+        # Slices are computed side by side, each to memory of its own (ConvSm80, Cast).
+        apart = wgrad and key.d is CutlassDtype.F32 and traits.writable and not traits.grouped
+        sliced = sliced and not apart
+    return refused("its slices of K cannot be computed side by side", 6) if sliced else OK
 
 
 def _alignments(problem: ConvProblem, groups: int) -> tuple[int, ...]:
@@ -325,27 +398,19 @@ def _alignments(problem: ConvProblem, groups: int) -> tuple[int, ...]:
     return channel_alignment(problem.a, groups), channel_alignment(problem.b, of_b), of_results, *bias
 
 
-def _aligned(key: KernelKey, traits: ConvTraits) -> bool:
-    """Whether all arrays have the alignment that the kernel's vector accesses need."""
-    of_a, of_b, of_d, bias, bias_bits = traits.whole if key.group_mode == "depthwise" else traits.alignments
-    if of_a % key.align_a or of_b % key.align_b or of_d % key.align_d:
-        return False
-    return bias % max(1, key.align_d * bias_bits // 8) == 0
-
-
 def _iterators(problem: ConvProblem) -> frozenset[str]:
     """The iterators of the sm80 generation that read and write the arrays (ConvSm80::can_implement)."""
     g, wgrad = problem.geometry, problem.op == WGRAD
     read, written = (reach(problem.a), reach(problem.b)), reach(problem.d)
     spaced = packed(problem.d) if wgrad else collapses(problem.d)
-    if not spaced or not all(reached < _REACH for reached in (*read, written)):
+    if not spaced or not all(reached < 2**31 for reached in (*read, written)):
         return frozenset()
     found = {"analytic"}
     # A bit mask holds which taps of the filter are inside, and rows are evenly spaced.
-    if g.r <= _TAPS and g.s <= _TAPS and (collapses(problem.a) if wgrad else rows_collapse(problem.b)):
+    if g.r <= 32 and g.s <= 32 and (collapses(problem.a) if wgrad else rows_collapse(problem.b)):
         found.add("optimized")
     # These count in bits.
-    if g.dilation == (1, 1) and all(8 * reached < _REACH for reached in read):
+    if g.dilation == (1, 1) and all(8 * reached < 2**31 for reached in read):
         found |= {"few_channels", "fixed_channels"}
     return frozenset(found)
 
@@ -368,8 +433,3 @@ def _tma_serves(problem: ConvProblem) -> bool:
     spans = ((g.r - 1) * g.dilation[0], (g.s - 1) * g.dilation[1])
     # The corners of the box that an im2col map reads are signed numbers of 8 bits.
     return max(g.stride) <= 8 and all(reached <= 127 for reached in (*g.padding[0], *g.padding[1], *spans))
-
-
-def key_bytes(align: int, spec: MatrixSpec) -> int:
-    """Bytes of an alignment in elements."""
-    return max(1, align * spec.dtype.bits // 8)

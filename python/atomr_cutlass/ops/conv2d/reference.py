@@ -1,17 +1,28 @@
-"""2-D convolution (cross-correlation) and its two gradients: channels last, one product for each tap of the filter."""
+"""The reference of 2-D convolution (cross-correlation) and its gradients, and random ones that are checked with it.
+
+Channels last, one product for each tap of the filter.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...arrays.layouts import TO_NHWC, axes_of, permuted
 from ...arrays.numerics import INTEGER_DTYPES, AnyArray, FloatArray, round_to_tf32, stored, to_float64
+from ...epilogue.results import ImageResult
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
+from ...pipeline.operation import Array, Arrays
+from ...pipeline.probe import Probe, slices
+from ...pipeline.problem import row_major
 from ...reference import parts
-from .geometry import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, Padding, Pair, as_images, conv_geometry, result_shape
+from .problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, Padding, Pair, as_images, conv_geometry, result_shape
+
+if TYPE_CHECKING:
+    from .operation import ConvRequest
 
 
 def convolution(
@@ -44,32 +55,10 @@ def convolution(
     implicit GEMM: an infinite filter makes NaN where it meets padding. The gradient by x is a scatter instead: it has
     only the products that exist. (Kernels may multiply zeros there too.)
 
-    Args:
-        op: FPROP, DGRAD or WGRAD.
-        a: x, (N, H, W, C), or dy, (N, P, Q, K), of any floating dtype; N may be 0.
-        b: w, (K, R, S, C / groups), of a gradient by w x.
-        shape: of the result; a gradient needs it: several x have the same y where the stride does not divide.
-        c: of the result's shape; needed exactly when beta is not 0.
-        out_dtype: the element type of the result.
-        stride: as of `conv_geometry`, like `padding`, `dilation` and `groups`.
-        padding: see there.
-        dilation: see there.
-        groups: see there.
-        alpha: factor of the sum; with 0 the operands are not read.
-        beta: factor of c; with 0 it is not read.
-        bias: one value for each channel of the result, its last extent.
-        activation: a name in ACTIVATIONS.
-        scale_a: multiplies, a number like `scale_b`.
-        scale_b: see there.
-        scale_d: a number, applied after the activation.
-        math: as in `gemm`: `tf32` rounds float32 operands first.
-
-    Returns:
-        A new array.
-
-    Raises:
-        InvalidOperandError: integers, an unknown activation, a bias of another length, or as `conv_geometry`. What
-            else `conv2d` refuses is not looked at.
+    `op` is FPROP, DGRAD or WGRAD, a and b its OPERANDS with dimensions in the order of NHWC; `shape` is that of the
+    result, which a gradient needs: several x have the same y where the stride does not divide. With alpha 0 the
+    operands are not read, with beta 0 `c` is not; `math="tf32"` rounds float32 operands first. What `conv2d` refuses
+    beside integers, an unknown activation, a bias of another length and extents is not looked at.
     """
     for name, operand in zip(OPERANDS[op], (a, b), strict=True):
         if parts.element_type(name, operand) in INTEGER_DTYPES:
@@ -94,10 +83,7 @@ def convolution(
 def absolute_convolution(
     op: str, a: AnyArray, b: AnyArray, shape: tuple[int, ...] | None = None, c: AnyArray | None = None, **terms: Any
 ) -> AnyArray:
-    """`convolution` of magnitudes in float64, against which `within_tolerance` measures errors, as `absolute_product`.
-
-    Arguments and errors are those of `convolution`.
-    """
+    """`convolution` of magnitudes in float64, against which `within_tolerance` measures errors."""
     a, b = np.abs(to_float64(a)), np.abs(to_float64(b))
     c = None if c is None else np.abs(to_float64(c))
     signed = {"alpha", "beta", "bias", "scale_a", "scale_b", "scale_d"}
@@ -105,9 +91,59 @@ def absolute_convolution(
     return convolution(op, a, b, shape, c, out_dtype=CutlassDtype.F64, **sizes)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The three sums: a product for each group of channels and each tap of the filter
-# ----------------------------------------------------------------------------------------------------------------------
+class ConvProbe(Probe["ConvRequest"]):
+    """A tree follows over the pixels and channels of the result, as a matrix."""
+
+    def __init__(self, request: ConvRequest, arrays: Arrays) -> None:
+        super().__init__(request, arrays)
+        g = request.shape.geometry
+        self.how |= {"stride": g.stride, "padding": g.padding, "dilation": g.dilation, "groups": g.groups}
+        axes = axes_of(request.layout.value, TO_NHWC)
+        self.arrays = {name: permuted(array, axes) for name, array in arrays.items()}
+
+    @property
+    def depth(self) -> int:
+        g = self.request.shape.geometry
+        taps = g.r * g.s
+        return {FPROP: taps * g.c // g.groups, DGRAD: taps * g.k // g.groups}.get(self.request.op, g.n * g.p * g.q)
+
+    def parts(self) -> Iterator[Arrays]:
+        g = self.request.shape.geometry
+        if self.tree is not None:
+            yield self.arrays
+        elif self.request.op in (FPROP, DGRAD):
+            first = "x" if self.request.op == FPROP else "dy"
+            for part in slices(g.n):
+                yield {name: a[part] if name in (first, "c", "out") else a for name, a in self.arrays.items()}
+        else:
+            for part in slices(g.k) if g.groups == 1 else (slice(None),):
+                sliced = {name: a[part] if name in ("c", "out") else a for name, a in self.arrays.items()}
+                yield sliced | {"dy": self.arrays["dy"][..., part]}
+
+    def product(self, part: Arrays, dtype: CutlassDtype) -> Array:
+        return self._called(convolution, part, out_dtype=dtype, math=self.request.math)
+
+    def magnitudes(self, part: Arrays) -> Array:
+        return self._called(absolute_convolution, part)
+
+    def _called(self, function: Callable[..., Array], part: Arrays, **how: Any) -> Array:
+        """Calls a function of the reference for the request's operation; with a tree, for a matrix."""
+        a, b = (part[name] for name in OPERANDS[self.request.op])
+        c = part["c"] if self.request.epilogue.beta != 0 else None  # else it may be an operand of the tree
+        made = function(self.request.op, a, b, part["out"].shape, c, **how, **self.how)
+        return made if self.tree is None else made.reshape(ImageResult(made.shape).matrix)
+
+    def matrices(self, part: Arrays) -> Arrays:
+        image, tree = ImageResult(part["out"].shape), self.tree
+        names = {"out"}
+        if tree is not None:
+            names |= {operand.name for operand in tree.inputs} | {output.name for output in tree.outputs}
+        arrays = {name: part[name] for name in names}
+        shapes = {name: image.as_matrix(name, one.shape, row_major(one.shape))[0] for name, one in arrays.items()}
+        return {name: one.reshape(shapes[name]) for name, one in arrays.items()}
+
+
+# The three sums: a product for each group of channels and each tap of the filter.
 
 
 def _fprop(x: FloatArray, w: FloatArray, g: ConvGeometry) -> FloatArray:

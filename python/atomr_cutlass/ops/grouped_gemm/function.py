@@ -6,18 +6,18 @@ import functools
 import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from ... import _core
 from ...arrays import operands
 from ...arrays.numerics import AnyArray, math_mode, numpy_dtype
-from ...arrays.operands import check_devices, refuse_jax_out
+from ...arrays.operands import check_devices, refuse_jax_out, result_dtype
 from ...checks import NUMBERS, check_extents, check_options
-from ...epilogue.bind import bind, refuse_scale_d
-from ...epilogue.results import GroupedResult, common_dtype
+from ...epilogue.bind import BoundEpilogue, bind, refuse_scale_d
+from ...epilogue.results import GroupedResult, Views, common_dtype
 from ...epilogue.trace import Traced
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
@@ -29,13 +29,8 @@ from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
 from ..product import Product
-from . import reference as grouped_reference
-from .arguments import check_kinds, divided_by, forms_of, groups_of, is_list, result_dtype_of
-from .plans import make
-from .problem import ALONG_K, LIST, GroupedProblem, GroupScale, following
-
-if TYPE_CHECKING:
-    from ...epilogue.bind import BoundEpilogue
+from .kernels import make
+from .problem import ALONG_K, CONTIGUOUS, LIST, MASKED, GroupedProblem, GroupScale, following, scale_forms
 
 CHECK = "ATOMR_CUTLASS_CHECK"
 
@@ -141,27 +136,24 @@ def grouped_gemm(
     options = CallOptions(
         activation, out_dtype, None, fast_accum, backend, jit, workspace_size, batch_invariant, alpha, beta, stream
     )  # fmt: skip
-    if check is not None:
-        check_options(check=check)
-        checked = ALWAYS if check else None
-    else:
-        checked = UNLESS_CAPTURED if os.environ.get(CHECK) == "1" else None
-    call = Call(
-        _parse, arrays, out, options, epilogue, operands_of_epilogue, (checked,), parsed=checked is not None
-    )  # fmt: skip
-    if is_list(a) and is_list(b) and not a and not b:
+    check_options(check=check)
+    checked = ALWAYS if check else None
+    if check is None and os.environ.get(CHECK) == "1":
+        checked = UNLESS_CAPTURED
+    call = Call(_parse, arrays, out, options, epilogue, operands_of_epilogue, (checked,), parsed=checked is not None)
+    if _is_list(a) and _is_list(b) and not a and not b:
         call.check("grouped_gemm")
         return [] if out is None else out
     return call
 
 
-def _one_number(scale: Any) -> Any:
-    """A scale as it is, or of a list of the same number that number.
+def _is_list(array: Any) -> bool:
+    return isinstance(array, (list, tuple))
 
-    Raises:
-        UnsupportedError: a list of different numbers.
-    """
-    if not is_list(scale) or not scale or not isinstance(scale[0], NUMBERS):
+
+def _one_number(scale: Any) -> Any:
+    """A scale as it is, or of a list of the same number that number."""
+    if not _is_list(scale) or not scale or not isinstance(scale[0], NUMBERS):
         return scale
     if all(isinstance(value, NUMBERS) and np.array_equal(value, scale[0], equal_nan=True) for value in scale):
         return scale[0]
@@ -173,11 +165,11 @@ class _GroupedGemm(Product):
     """Products of groups, parsed.
 
     Attributes:
-        form: contiguous, masked, along K or lists.
         extents: (M, N, K), of a list for each.
         labels: of the arrays of each of the product's operands by its name, in the order of a plan's call.
         divided: `offsets` or `counts`, whichever is given; None for lists.
-        scale_forms: the forms of `scale_a` and `scale_b`, where they are arrays.
+        scale_forms: of `scale_a` and `scale_b`, where they are arrays.
+        tree: what computes D; None where D is the product.
     """
 
     form: str
@@ -186,62 +178,46 @@ class _GroupedGemm(Product):
     divided: str | None
     epilogue: BoundEpilogue[GroupedResult]
     scale_forms: dict[str, str]
+    tree: EpilogueVisitorTree | None
 
     @property
     def empty(self) -> bool:
         return self.epilogue.result.number == 0 or all(0 in result.shape for result in self.results.values())
 
-    @property
-    def _dtype(self) -> CutlassDtype:
-        """The element type of A."""
-        return operands.dtype_of(self.inputs[self.labels["a"][0]], "a")
-
-    @property
-    def _tree(self) -> EpilogueVisitorTree | None:
-        """The tree that computes D; None where D is the product."""
-        return following(self.epilogue.tree, self._dtype, self.result)
-
     def check_kernels(self) -> None:
         """Refuses offsets or counts of host arrays, and where that is asked for of GPU arrays."""
-        if self.divided is None:
+        (when,) = self.call.own
+        if self.divided is None or (self.on_gpu and when is None):
             return
-        (when,), view = self.call.own, self.inputs[self.divided]
-        if self.on_gpu:
-            if when is None:
-                return
-            if _core.capturing(view.device, operands.launch_stream().handle):
-                if when == ALWAYS:
-                    raise UnsupportedError(
-                        "check copies to the host, which a stream that is captured cannot: leave it out"
-                    )
-                return
+        if self.on_gpu and _core.capturing(self.first.device, operands.launch_stream().handle):
+            if when == ALWAYS:
+                raise UnsupportedError("check copies to the host, which a stream that is captured cannot: leave it out")
+            return
         self._bounds()
 
     def _bounds(self) -> list[tuple[int, int]]:
         """Where each group begins and ends; checks offsets or counts."""
+        from .reference import group_bounds  # which launches do without
+
         name, (m, _, k) = str(self.divided), self.extents[0]
         values = self.fetch(self.inputs[name])
-        return grouped_reference.group_bounds(name, values, k if self.form == ALONG_K else m, self.form)
+        return group_bounds(name, values, k if self.form == ALONG_K else m, self.form)
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
-        return make(self.problem(views), like=like, stream=stream, **self.call.planning)
-
-    def problem(self, views: Mapping[str, _core.Operand]) -> GroupedProblem:
-        """The problem that kernels are chosen for, from views on a GPU."""
-        labels = self.labels
+        labels, result, tree = self.labels, self.epilogue.result, self.tree
+        if self.divided is not None and result.number > 1 and views[self.divided].strides != (1,):
+            raise UnsupportedError(f"{self.divided} has strides {views[self.divided].strides}: make it contiguous")
 
         def specs(labels: Iterable[str]) -> tuple[MatrixSpec, ...]:
             return tuple(MatrixSpec.of(views[label], label) for label in labels)
 
-        if self.divided is not None and self.epilogue.result.number > 1 and views[self.divided].strides != (1,):
-            raise UnsupportedError(f"{self.divided} has strides {views[self.divided].strides}: make it contiguous")
-        result, tree = self.epilogue.result, self._tree
-        return GroupedProblem(
+        problem = GroupedProblem(
             form=self.form, groups=result.number, a=specs(labels["a"]), b=specs(labels["b"]),
             c=specs(labels.get("c", ())), d=specs(self.results), counted=self.divided == "counts", math=self.math,
             device=views[labels["a"][0]].device, fusion=None if tree is None else result.fusion(tree, views),
             **{name: GroupScale(specs(labels[name]), scaling) for name, scaling in self.scale_forms.items()},
         )  # fmt: skip
+        return make(problem, like=like, stream=stream, **self.call.planning)
 
     def order(self, made: Any) -> tuple[str, ...]:
         return (*itertools.chain(*self.labels.values()), *self.epilogue.inputs, *self.results)
@@ -249,7 +225,8 @@ class _GroupedGemm(Product):
     def uploaded(self) -> dict[str, _core.Operand]:
         self._refuse_shared()
         # Kernels read the copies of one operand by columns.
-        columns = self.labels["b"] if self._dtype in FP8_TYPES else self.labels["a"] if self.form == ALONG_K else ()
+        fp8 = operands.dtype_of(self.first, "a") in FP8_TYPES
+        columns = self.labels["b"] if fp8 else self.labels["a"] if self.form == ALONG_K else ()
         host = {label: operands.to_numpy(view) for label, view in self.inputs.items()} | self._before()
         return {label: operands.upload(array, 0, columns=label in columns) for label, array in host.items()}
 
@@ -261,21 +238,16 @@ class _GroupedGemm(Product):
         }
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
+        from .reference import grouped_gemm as compute
+
         self._refuse_shared()
         alpha, beta = self.call.scalars
-        computed = grouped_reference.grouped_gemm(
-            self.form,
-            [] if self.form == LIST else self._bounds(),
-            {name: [host[label] for label in labels] for name, labels in self.labels.items() if name != self.divided},
-            self.scale_forms,
-            self._tree,
-            self.epilogue.result.of_groups(self.epilogue.tree, host),
-            list(self._before().values()),
-            out_dtype=self.result,
-            alpha=alpha,
-            beta=beta,
-            math=self.math,
-        )
+        given = {name: [host[label] for label in of] for name, of in self.labels.items() if name != self.divided}
+        computed = compute(
+            self.form, [] if self.form == LIST else self._bounds(), given, self.scale_forms, self.tree,
+            self.epilogue.result.of_groups(self.epilogue.tree, host), list(self._before().values()),
+            out_dtype=self.result, alpha=alpha, beta=beta, math=self.math,
+        )  # fmt: skip
         return dict(zip(self.results, computed, strict=True))
 
     def _refuse_shared(self) -> None:
@@ -297,23 +269,22 @@ def _parse(call: Call) -> Invocation:
         )
     if call.follows:
         refuse_scale_d(scale_d)
-    outs = {f"{RESULT}[{g}]": out for g, out in enumerate(call.out)} if is_list(call.out) else {RESULT: call.out}
+    outs = {f"{RESULT}[{g}]": out for g, out in enumerate(call.out)} if _is_list(call.out) else {RESULT: call.out}
     for label, array in outs.items():
         refuse_jax_out(array, label)
     given = {name: arrays[name] for name in _PRODUCT if name not in call.numbers} | {"c": call.c, RESULT: call.out}
-    check_kinds(given if call.epilogue is not None else {**given, "bias": arrays["bias"]})
-    lists = {name for name, array in {**arrays, **call.others, RESULT: call.out}.items() if is_list(array)}
-    views, form, over, extents = groups_of({name: array for name, array in given.items() if array is not None}, lists)
-    listed, shapes = over.listed, over.members
+    _check_kinds(given if call.epilogue is not None else {**given, "bias": arrays["bias"]})
+    lists = {name for name, array in {**arrays, **call.others, RESULT: call.out}.items() if _is_list(array)}
+    views, form, over, extents = _groups_of({name: array for name, array in given.items() if array is not None}, lists)
     every = over.labelled(views)
     for label, view in every.items():
         check_extents(view.shape, label)
     check_devices(every)
     for name in ("c", RESULT):
-        for (label, view), shape in zip(over.labelled({name: views.get(name, ())}).items(), shapes, strict=False):
+        for (label, view), shape in zip(over.labelled({name: views.get(name, ())}).items(), over.members, strict=False):
             if view.shape != shape:
                 raise InvalidOperandError(f"{label} has shape {view.shape}; expected {shape}")
-    divided = None if listed else divided_by(views, over.number, form)
+    divided = None if over.listed else _divided_by(views, over.number, form)
     dtype, other = (common_dtype(over.labelled({name: views[name]})) for name in "ab")
     if dtype is not other and not {dtype, other} <= set(FP8_TYPES):
         raise InvalidOperandError(
@@ -321,7 +292,7 @@ def _parse(call: Call) -> Invocation:
         )
     epilogue = bind(
         call, over, views, taken={*_PRODUCT, "scale_d"} - {"c"},
-        out_dtype=result_dtype_of(views, options.out_dtype, dtype), acc=accumulator(dtype),
+        out_dtype=_result_dtype_of(views, options.out_dtype, dtype), acc=accumulator(dtype),
     )  # fmt: skip
     traced = epilogue.traced
     return _GroupedGemm(
@@ -331,7 +302,7 @@ def _parse(call: Call) -> Invocation:
             label: Result(shape, epilogue.dtype.dlpack, outs.get(label), epilogue.outputs.get(label))
             for label, shape in over.shapes.items()
         },
-        arrange=functools.partial(_arranged, traced, tuple(over.shapes)) if listed else traced.arranger,
+        arrange=functools.partial(_arranged, traced, tuple(over.shapes)) if over.listed else traced.arranger,
         form=form,
         extents=extents,
         labels={name: tuple(over.labelled({name: views[name]})) for name in _PRODUCT if name in views},
@@ -339,7 +310,8 @@ def _parse(call: Call) -> Invocation:
         result=epilogue.dtype,
         math=math_mode(dtype, None, fast_accum=options.fast_accum),
         epilogue=epilogue,
-        scale_forms=forms_of(over, form, extents, views),
+        scale_forms=_forms_of(over, form, extents, views),
+        tree=following(epilogue.tree, dtype, epilogue.dtype),
     )  # fmt: skip
 
 
@@ -348,3 +320,119 @@ def _arranged(traced: Traced, labels: Sequence[str], results: Mapping[str, Any])
     if results[RESULT] is None:
         results = {**results, RESULT: [results[label] for label in labels]}
     return traced.arrange(results)
+
+
+def _check_kinds(arrays: Mapping[str, Any]) -> None:
+    """Refuses lists beside arrays, and arrays beside lists."""
+    for name in "ab":
+        if arrays[name] is None:
+            raise InvalidOperandError(f"{name} is None; expected an array, or a list of them")
+    listed = _is_list(arrays["a"])
+    if listed != _is_list(arrays["b"]):
+        one, other = ("a", "b") if listed else ("b", "a")
+        raise InvalidOperandError(
+            f"{one} is a list and {other} is a {type(arrays[other]).__name__}: give two of a kind"
+        )
+    for name, array in arrays.items():
+        if array is None:
+            continue
+        divides = name in ("offsets", "counts")
+        if divides and listed and not _is_list(array):
+            raise InvalidOperandError(f"{name} divides arrays; lists of matrices are divided already")
+        if divides and _is_list(array):
+            raise InvalidOperandError(f"{name} is a {type(array).__name__}; expected an array")
+        if listed and not _is_list(array) and name not in ("scale_a", "scale_b"):
+            raise InvalidOperandError(f"{name} is a {type(array).__name__}; expected a list, one for each group")
+        # The integers that NumPy makes unasked are none that kernels know.
+        if divides and isinstance(array, np.ndarray) and array.dtype != np.int32:
+            raise InvalidOperandError(f"{name} has elements of {array.dtype}; expected int32")
+
+
+def _groups_of(
+    arrays: Mapping[str, Any], lists: set[str]
+) -> tuple[dict[str, Views], str, GroupedResult, list[tuple[int, int, int]]]:
+    """(views of the product's arrays and of D's, the form, the results of the groups, (M, N, K), of a list of each).
+
+    `lists` names the operands that are lists, those of the epilogue among them.
+    """
+    listed = "a" in lists
+    number = len(arrays["a"]) if listed else 0
+    over = GroupedResult(number, (), (), {*lists, RESULT} if listed else lists)
+    views = {name: over.view(array, name) for name, array in arrays.items()}
+    if not listed:
+        form, groups, extents, shape = _array_form(views)
+        return views, form, replace(over, number=groups, extents=[extents[:2]], members=[shape]), [extents]
+    every = []
+    for index, (a, b) in enumerate(zip(views["a"], views["b"], strict=True)):
+        for name, view in (("a", a), ("b", b)):
+            if len(view.shape) != 2:
+                raise InvalidOperandError(f"{name}[{index}] has shape {view.shape}; expected a matrix")
+        if a.shape[1] != b.shape[0]:
+            raise InvalidOperandError(f"a[{index}] has K = {a.shape[1]} (shape {a.shape}), b[{index}] has {b.shape[0]}")
+        every.append((a.shape[0], b.shape[1], a.shape[1]))
+    matrices = [(m, n) for m, n, _ in every]
+    return views, LIST, replace(over, extents=matrices, members=matrices), every
+
+
+def _array_form(views: dict[str, Views]) -> tuple[str, int, tuple[int, int, int], tuple[int, ...]]:
+    """(the form, how many groups, (M, N, K), extents of D) of arrays."""
+    a, b = views["a"][0].shape, views["b"][0].shape
+    form = {(2, 3): CONTIGUOUS, (3, 3): MASKED, (2, 2): ALONG_K}.get((len(a), len(b)))
+    if form is None:
+        raise InvalidOperandError(
+            f"a has shape {a} and b {b}; expected (rows, K) and (G, K, N), (G, rows, K) and (G, K, N), "
+            "(M, total K) and (total K, N), or two lists"
+        )
+    if a[-1] != b[-2]:
+        raise InvalidOperandError(f"a has K = {a[-1]} (shape {a}), b has K = {b[-2]} ({b})")
+    extents = (a[-2], b[-1], a[-1])
+    if form == ALONG_K:
+        divider = views.get("offsets") or views.get("counts")
+        groups = divider[0].shape[0] if divider and len(divider[0].shape) == 1 else 0
+        return form, groups, extents, (groups, a[0], b[1])
+    if form == MASKED and a[0] != b[0]:
+        raise InvalidOperandError(f"a has {a[0]} groups (shape {a}), b has {b[0]}")
+    return form, b[0], extents, (*a[:-1], b[2])
+
+
+def _divided_by(views: dict[str, Views], groups: int, form: str) -> str:
+    """Which of offsets and counts is given; refuses both, the wrong one, and other shapes and dtypes."""
+    given = [name for name in ("offsets", "counts") if name in views]
+    if form == MASKED and given != ["counts"]:
+        raise InvalidOperandError("a 3-D a takes counts, the rows of each group that are there, and no offsets")
+    if len(given) != 1:
+        raise InvalidOperandError("offsets and counts say the same: give exactly one of them")
+    name = given[0]
+    view = views[name][0]
+    if view.dtype != CutlassDtype.I32.dlpack:
+        code, bits = view.dtype
+        found = {0: f"int{bits}", 1: f"uint{bits}", 2: f"float{bits}"}.get(code, f"DLPack type {code}")
+        raise InvalidOperandError(f"{name} has elements of {found}; expected int32")
+    if len(view.shape) != 1 or view.shape[0] != groups:
+        expected = "(G,)" if form == ALONG_K else f"({groups},)"
+        raise InvalidOperandError(f"{name} has shape {view.shape}; expected {expected}, one for each group")
+    return name
+
+
+def _result_dtype_of(views: Mapping[str, Views], out_dtype: CutlassDtype | None, dtype: CutlassDtype) -> CutlassDtype:
+    """The element type of the results; see `arguments.result_dtype`."""
+    given = {name: views[name] for name in (RESULT, "c") if name in views}
+    members = [dict(zip(given, each, strict=True)) for each in zip(*given.values(), strict=True)] or [{}]
+    found, *others = {result_dtype(member, out_dtype, dtype) for member in members}
+    if others:
+        raise InvalidOperandError("the members of out have different element types: give them one")
+    return found
+
+
+def _forms_of(
+    result: GroupedResult, form: str, extents: list[tuple[int, int, int]], views: Mapping[str, Views]
+) -> dict[str, str]:
+    """The forms of the scales that are arrays, by name; see `scale_forms`."""
+    scales = {name: result.labelled({name: views[name]}) for name in ("scale_a", "scale_b") if name in views}
+    for label, view in (pair for arrays in scales.values() for pair in arrays.items()):
+        dtype = operands.dtype_of(view, label)
+        if dtype is not CutlassDtype.F32:
+            raise InvalidOperandError(f"{label} is {dtype.value}; expected float32")
+    shapes = {name: [view.shape for view in arrays.values()] for name, arrays in scales.items()}
+    found = scale_forms(form, result.number, extents, shapes.get("scale_a"), shapes.get("scale_b"))
+    return {name: scaling for name, scaling in zip(("scale_a", "scale_b"), found, strict=True) if name in scales}

@@ -1,31 +1,54 @@
-"""Kernels of grouped GEMM: which serve a problem, at what cost. One launch serves all groups, whatever their sizes."""
+"""Kernels of grouped GEMM: which serve a problem, at what cost, and their arguments. One launch serves all groups."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Iterable, Sequence
+import struct
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 from ...arrays.numerics import FAST
-from ...errors import CutlassError
+from ...epilogue.bound import GroupOperand
+from ...errors import CutlassError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
-from ...generator.epilogue.common import as_bias_and_activation, common_of
+from ...generator.epilogue.common import as_bias_and_activation, common_of, form_of
 from ...generator.epilogue.lower import LINEAR, SCALED, base_of, epilogue_id, is_common
 from ...generator.epilogue.tree import ROW as ROW_KIND
 from ...generator.key import COLUMN, ROW, KernelKey
 from ...generator.matrix import ARCHS, cells, supports, with_epilogue
-from ...generator.rules import FP8_TYPES, HALF_TYPES, OK, Status, no
+from ...generator.rules import FP8_TYPES, HALF_TYPES, OK, Status
+from ...pipeline import devices
 from ...pipeline.devices import Device
-from ...pipeline.search import Candidate, KernelSearch, matrix
+from ...pipeline.plan import Address, Plan, Steps
+from ...pipeline.planning import PlanOptions, planned
+from ...pipeline.problem import MatrixSpec
+from ...pipeline.search import Candidate, KernelSearch, matrix, refused
 from ..quantize.reference import BLOCK
-from .problem import ALONG_K, CONTIGUOUS, LIST, OP, GroupedProblem, ReadLayout, read_layout, source_layout
+from .problem import (
+    ALONG_K,
+    BLOCKS,
+    CONTIGUOUS,
+    FORMS,
+    GROUP,
+    LIST,
+    MASKED,
+    OP,
+    TENSOR,
+    VECTOR,
+    GroupedProblem,
+    ReadLayout,
+    read_layout,
+    scale_strides,
+    source_layout,
+)
 
-_OTHER_TYPES = no("its element types or math mode differ", 1)
-_OTHER_SCALES = no("its scales differ", 2)
-_OUT_OF_REACH = no("it does not read groups that begin anywhere, in these layouts", 3)
-_OTHER_EPILOGUE = no("its epilogue differs", 4)
-_OTHER_LAYOUT = no("an array has another layout, or is aligned to fewer bytes than it needs", 5)
+ENTRY = struct.Struct("<6Q4q4i")
+"""atomr_cutlass_group (kernel_abi.h): a, b, c, d, scale_a, scale_b; lda, ldb, ldc, ldd; m, n, k, padding."""
+
+_SCALE_FORMS = {TENSOR: 0, VECTOR: 1, GROUP: 2, BLOCKS: 0}
+_POINTERS = ("a", "b", "c", "d", "scale_a", "scale_b")
 
 
 class GroupedSearch(KernelSearch[GroupedProblem]):
@@ -36,12 +59,10 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
     def __init__(
         self, problem: GroupedProblem, device: Device, arch: SmArch | None = None, *, batch_invariant: bool = False
     ) -> None:
-        """Kernels for a problem on a device; of one arch where that is given, of one reduction where it must be."""
         self.problem, self.device, self.arch, self.batch_invariant = problem, device, arch, batch_invariant
         self.formulations = () if problem.empty else ((problem,),)
 
     def traits(self, formulation: GroupedProblem) -> Hashable:
-        """Types, math mode, scales, epilogue, form, and how arrays can be read in the layouts that kernels read."""
         return self._traits
 
     @functools.cached_property
@@ -61,29 +82,45 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
         types = (formulation.a[0].dtype, formulation.b[0].dtype, formulation.d[0].dtype)
         maths = (FAST, "default") if formulation.math == FAST else (formulation.math,)
         if key.op != OP or (key.a, key.b, key.d) != types or key.math not in maths:
-            return _OTHER_TYPES
-        if not _scales(key, formulation):
-            return _OTHER_SCALES
+            return refused("its element types or math mode differ", 1)
+        if formulation.block_scales:
+            scales = key.scale_type == "f32" and key.scale_granularity == (1, BLOCK, BLOCK)
+        else:
+            scales = not key.scale_type and (base_of(key.epilogue) == SCALED or not formulation.scales)
+        if not scales:
+            return refused("its scales differ", 2)
         if not _reaches(key, formulation):
-            return _OUT_OF_REACH
+            return refused("it does not read groups that begin anywhere, in these layouts", 3)
         epilogue = epilogue_of(key, formulation)
         if key.epilogue != (common_of(epilogue) if is_common(key.epilogue) else epilogue):
-            return _OTHER_EPILOGUE
-        return OK if layouts_of(key, formulation) is not None else _OTHER_LAYOUT
+            return refused("its epilogue differs", 4)
+        if layouts_of(key, formulation) is None:
+            return refused("an array has another layout, or is aligned to fewer bytes than it needs", 5)
+        return OK
 
     def extents(self, formulation: GroupedProblem) -> tuple[int, ...]:
-        """Groups of expected extents."""
-        groups, m, n, k = formulation.expected
+        """As far as the host knows those of the groups; of masked ones half the rows, since full ones need no masks."""
+        groups = formulation.groups
+        if formulation.form == LIST:
+            sums = [sum(extents) for extents in zip(*formulation.members, strict=True)]
+            m, n, k = (max(1, round(total / groups)) for total in sums)
+        else:
+            m, n, k = formulation.extents
+        if formulation.form == MASKED:
+            m = max(1, m // 2)
+        elif formulation.form == ALONG_K:
+            k = -(-k // groups)
+        elif formulation.form == CONTIGUOUS:
+            groups = max(1, min(groups, m))
+            m = -(-m // groups)
         return m, n, k, groups, k, k
 
     def cells(self, arch: SmArch, group: Sequence[GroupedProblem]) -> Iterable[Iterable[KernelKey]]:
         """The matrix's cells, with the problem's epilogue in the place of their own where it has a tree."""
-        keys = matrix(OP, arch)
-        for problem in group:
-            if problem.fusion is None:
-                yield keys
-            else:
-                yield (key for key in dict.fromkeys(_derived(key, problem) for key in keys) if supports(key))
+        keys: Iterable[KernelKey] = matrix(OP, arch)
+        if self.problem.fusion is not None:
+            keys = filter(supports, dict.fromkeys(_derived(key, self.problem) for key in keys))
+        yield keys
 
     def epilogue_of(self, candidate: Candidate[GroupedProblem]) -> str:
         return epilogue_of(candidate.key, self.problem)
@@ -104,13 +141,6 @@ def _widths(read: Iterable[ReadLayout | None]) -> tuple[int, int] | None:
     except CutlassError:  # whoever looks for kernels says so
         return 0, 0
     return strided, contiguous
-
-
-def _scales(key: KernelKey, problem: GroupedProblem) -> bool:
-    """Whether it reads the scales: all that are there, and none that are not."""
-    if problem.block_scales:
-        return key.scale_type == "f32" and key.scale_granularity == (1, BLOCK, BLOCK)
-    return not key.scale_type and (base_of(key.epilogue) == SCALED or not problem.scales)
 
 
 def epilogue_of(key: KernelKey, problem: GroupedProblem) -> str:
@@ -137,11 +167,6 @@ def _derived(key: KernelKey, problem: GroupedProblem) -> KernelKey:
     return with_epilogue(key, epilogue, d)
 
 
-def reads_as_c(key: KernelKey, problem: GroupedProblem) -> bool:
-    """Whether the kernel reads the bias as C."""
-    return problem.fusion is not None and bool(problem.fusion.inputs) and key.generation == "sm80"
-
-
 def _reaches(key: KernelKey, problem: GroupedProblem) -> bool:
     """Whether it can read groups that begin anywhere along the rows of A, or along K."""
     if key.generation == "sm80":
@@ -155,33 +180,33 @@ def _reaches(key: KernelKey, problem: GroupedProblem) -> bool:
     return problem.form != CONTIGUOUS or key.layout_a == ROW
 
 
+def _bias_as_c(key: KernelKey, problem: GroupedProblem) -> tuple[MatrixSpec, ...]:
+    """The arrays of the bias that a kernel reads in the place of C."""
+    inputs = problem.fusion.inputs if problem.fusion is not None and key.generation == "sm80" else ()
+    return inputs[0].arrays if inputs else ()
+
+
 def layouts_of(key: KernelKey, problem: GroupedProblem) -> dict[str, list[ReadLayout]] | None:
-    """How the kernel reads every array; None when one has a layout that it does not read."""
-    operands = (("a", problem.a, key.layout_a, key.align_a, key.a), ("b", problem.b, key.layout_b, key.align_b, key.b))
-    results = (("c", problem.c, ROW, key.align_d, key.d), ("out", problem.d, ROW, key.align_d, key.d))
+    """How the kernel reads every array of A, B, C and D; None when one has a layout that it does not read."""
     found: dict[str, list[ReadLayout]] = {}
-    for name, specs, layout, align, dtype in (*operands, *results):
-        needed = max(1, align * dtype.bits // 8)
-        found[name] = []
+    bias = _bias_as_c(key, problem)
+    if bias and problem.c:
+        return None
+    for letter, specs, layout, align, dtype in (
+        ("a", problem.a, key.layout_a, key.align_a, key.a),
+        ("b", problem.b, key.layout_b, key.align_b, key.b),
+        ("c", bias or problem.c, ROW, key.align_d, key.d),
+        ("d", problem.d, ROW, key.align_d, key.d),
+    ):
+        # Where groups begin and end anywhere, the extent that they divide is no multiple of anything.
+        ragged = problem.form == ALONG_K and letter in "ab" and (layout == ROW) == (letter == "a")
+        name, needed, found[letter] = "out" if letter == "d" else letter, max(1, align * dtype.bits // 8), []
         for spec in specs:
-            read = read_layout(spec, layout, name)
-            if read is None:
-                return None
-            # Where groups begin and end anywhere, the extent that they divide is no multiple of anything.
-            ragged = problem.form == ALONG_K and name in ("a", "b") and (layout == ROW) == (name == "a")
+            read = source_layout(spec) if specs is bias else read_layout(spec, layout, name)
             # TMA moves 16 bytes at once, beyond the end of a row too, so the memory there would be read, or written.
-            bytes_aligned = read.strided if ragged else read.contiguous
-            if bytes_aligned % needed:
+            if read is None or (read.strided if ragged else read.contiguous) % needed:
                 return None
-            found[name].append(read)
-    if problem.fusion is not None and reads_as_c(key, problem):
-        if problem.c:
-            return None
-        for spec in problem.fusion.inputs[0].arrays:
-            row = source_layout(spec)
-            if row is None or row.contiguous % max(1, key.align_d * key.d.bits // 8):
-                return None
-            found["c"].append(row)
+            found[letter].append(read)
     return found
 
 
@@ -224,21 +249,107 @@ def refusal(problem: GroupedProblem, arch: SmArch | None, closest: str = "") -> 
             notes.append("kernels of the sm80 generation, which serve GPUs before sm_90 and unaligned operands, read a "
                          "bias in the place of c: without c, contiguous and of the result's dtype")  # fmt: skip
         if arch is not None:
-            notes += _reasons(problem.fusion.tree.program, a.dtype, b.dtype, d.dtype, arch)
+            keys = (key for _, key in cells([arch]) if key.op == OP and (key.a, key.b) == (a.dtype, b.dtype))
+            notes += dict.fromkeys(status.reason for key in keys if not (status := supports(_derived(key, problem))))
     return f"{text}: {'; '.join(notes)}"
 
 
-@functools.lru_cache(256)
-def _reasons(program: str, a: CutlassDtype, b: CutlassDtype, d: CutlassDtype, arch: SmArch) -> tuple[str, ...]:
-    """Why cells of an arch that multiply these types do not take an epilogue tree."""
-    found: dict[str, None] = {}
-    for _, key in cells([arch]):
-        if key.op != OP or (key.a, key.b) != (a, b):
-            continue
-        plain = as_bias_and_activation(program)
-        if key.generation == "sm80" and plain is not None and plain.bias in (None, key.d):
-            continue
-        status = supports(with_epilogue(key, epilogue_id(base_of(key.epilogue), program), d))
-        if not status:
-            found[status.reason] = None
-    return tuple(found)
+def make(problem: GroupedProblem, **options: Any) -> Plan:
+    """The plan for a grouped GEMM. Options: `PlanOptions`.
+
+    Its slots are a, b and, where there are such, c, offsets, scale_a, scale_b, the tree's inputs, then out; of lists
+    every member in the place of its list. Offsets (or counts) are read on the device at each call, and never by the
+    host; they are clamped to the rows there are.
+    """
+    how = PlanOptions(**options)
+    search = GroupedSearch(problem, devices.get(problem.device), how.arch, batch_invariant=how.batch_invariant)
+    return planned(search, functools.partial(_plan, problem), how)
+
+
+def _plan(problem: GroupedProblem, candidate: Candidate[GroupedProblem], how: PlanOptions) -> Plan:
+    key, listed, in_place_of_c = candidate.key, problem.form == LIST, bool(_bias_as_c(candidate.key, problem))
+    steps = Steps(problem.device, how.stream)
+    layouts = layouts_of(key, problem)
+    if layouts is None:
+        raise UnsupportedError(refusal(problem, how.arch or devices.get(problem.device).arch))
+
+    def slots(name: str, specs: Sequence[MatrixSpec], align: int = 1, role: str = "input") -> list[Address]:
+        labels = [f"{name}[{g}]" if listed else name for g in range(len(specs))]
+        return [
+            steps.matrix(label, spec, align if 0 not in spec.shape else 0, role)  # of no elements any address will do
+            for label, spec in zip(labels, specs, strict=True)
+        ]
+
+    args: dict[str, Any] = {
+        "groups": problem.groups, "form": FORMS.index(problem.form), "alpha": "alpha", "beta": "beta"
+    }  # fmt: skip
+    if is_common(key.epilogue) and (form := form_of(epilogue_of(key, problem))) is not None:
+        args["operand0_stride_m"] = form.told  # selects the problem's tree in a kernel that computes several
+    places = {"a": slots("a", problem.a, key.align_a), "b": slots("b", problem.b, key.align_b)}
+    places["c"] = slots("c", problem.c, key.align_d, "source")
+    if not listed:
+        divides = "counts" if problem.counted else "offsets"
+        (args["offsets"],) = slots(divides, [MatrixSpec((problem.groups,), (1,), CutlassDtype.I32)])
+    for name, scale in problem.scales.items():
+        places[name] = slots(name, scale.arrays)
+        args[f"scale_form_{name[-1]}"] = _SCALE_FORMS[scale.form]
+        args |= scale_strides(name, scale, listed=listed)
+    align = key.align_d if in_place_of_c else 1
+    inputs = problem.fusion.inputs if problem.fusion else ()
+    operands = [(operand, slots(operand.name, operand.arrays, align)) for operand in inputs]
+    if in_place_of_c:
+        [(_, places["c"])], operands, args["beta"] = operands, [], 1.0
+    out = places["d"] = slots("out", problem.d, key.align_d, "output")
+    # Kernels may need a valid address for an operand without elements.
+    for name, specs in (("a", problem.a), ("b", problem.b)):
+        triples = zip(places[name], specs, out, strict=True)
+        places[name] = [result if 0 in spec.shape else place for place, spec, result in triples]
+    layouts["c"] = layouts["c"] or layouts["d"]
+    if listed:
+        args |= _table(steps, problem, places, layouts, operands)
+    else:
+        args["m"], args["n"], args["k"] = problem.extents
+        args |= {"rows_are_counts": int(problem.counted), "c": None} | {name: p[0] for name, p in places.items() if p}
+        for letter in "abcd":
+            (layout,) = layouts[letter]
+            args |= {f"ld{letter}": layout.leading, f"group_stride_{letter}": layout.group}
+        for number, (operand, (place,)) in enumerate(operands):
+            group_stride, stride = operand.strides
+            args |= {
+                f"operand{number}": place,
+                f"operand{number}_stride_n": stride,
+                f"operand{number}_batch_stride": group_stride,
+            }
+    steps.launch(candidate, args, main=True)
+    return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta)
+
+
+def _table(
+    steps: Steps,
+    problem: GroupedProblem,
+    places: Mapping[str, list[Address]],
+    layouts: Mapping[str, list[ReadLayout]],
+    operands: Sequence[tuple[GroupOperand, list[Address]]],
+) -> dict[str, Any]:
+    """Has a table of a list's matrices written to the device at each call; the arguments that say where it is.
+
+    After an entry for each group are, for each operand of the tree, its addresses in all groups.
+    """
+    table, patches = bytearray(), []
+    for g, extents in enumerate(problem.members):
+        for index, name in enumerate(_POINTERS):
+            if addresses := places.get(name):
+                patches.append((len(table) + 8 * index, addresses[g if len(addresses) > 1 else 0]))
+        table += ENTRY.pack(0, 0, 0, 0, 0, 0, *(layouts[letter][g].leading for letter in "abcd"), *extents, 0)
+    args: dict[str, Any] = {"table": steps.temporary(len(table) + 8 * problem.groups * len(operands))}
+    kind, index, _ = args["table"]
+    for number, (operand, addresses) in enumerate(operands):
+        is_row = operand.kind == ROW_KIND
+        if is_row and any(spec.shape[-1] > 1 and spec.strides[-1] != 1 for spec in operand.arrays):
+            raise UnsupportedError(f"the members of {operand.name} must be contiguous")
+        args |= {f"operand{number}": (kind, index, len(table)), f"operand{number}_stride_n": int(is_row)}
+        for g in range(problem.groups):
+            patches.append((len(table), addresses[g if len(addresses) > 1 else 0]))
+            table += bytes(8)
+    steps.copy(args["table"], bytes(table), patches)
+    return args

@@ -1,38 +1,191 @@
-"""Grouped GEMM as an operation."""
+"""Grouped GEMM as an operation, and its requests."""
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from ...arrays.numerics import FAST
-from ...errors import InvalidOperandError
-from ...generator.epilogue.tree import ROW
+from ...checks import check_index, check_options, expect, shown
+from ...epilogue.bound import GroupedFusion, GroupOperand
+from ...errors import InvalidOperandError, UnsupportedError
+from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.lower import LINEAR, epilogue_id
+from ...generator.epilogue.tree import ROW, EpilogueVisitorTree, Input
 from ...generator.key import KernelKey
+from ...generator.matrix import ARCHS
+from ...generator.rules import Status, supports_grouped_tree
+from ...pipeline.call_options import documented
 from ...pipeline.devices import Device
 from ...pipeline.operation import Arrays, OperandSlot, PlannedOperation
 from ...pipeline.plan import Plan
+from ...pipeline.plan_cache import PlanKey
 from ...pipeline.probe import Probe
+from ...pipeline.problem import MatrixSpec, row_major
 from ...pipeline.reduction import is_batch_invariant
-from ...pipeline.request import Option, RequestOptions, sampled
+from ...pipeline.request import Option, Request, RequestOptions, expect_served, math_of, sampled
 from ...pipeline.search import Candidate
 from ..gemm.operation import (
     BATCH_INVARIANT,
     FAST_ACCUM,
     FP8_SCALES,
+    FP8_SCALINGS,
     MATRIX_LAYOUT,
+    GemmLayout,
     GemmShape,
+    expect_fp8,
+    expect_scaling,
     fields_from,
     layouts_from,
     layouts_of,
     refuse_columns,
     sample_shape,
 )
-from . import plans
-from .kernels import GroupedSearch
-from .problem import OP, GroupedProblem
-from .request import GroupedGemmRequest, GroupedGemmShape
+from .kernels import GroupedSearch, make
+from .problem import LIST, OP, GroupedProblem, GroupScale, following, scale_shapes, scale_strides
+
+_DTYPES = (CutlassDtype.F16, CutlassDtype.BF16, CutlassDtype.F8E4M3, CutlassDtype.F8E5M2)
+
+
+@dataclass(frozen=True)
+class GroupedGemmShape:
+    """Extents of the groups: one product each, of its own m, n and k.
+
+    Attributes:
+        groups: a GemmShape with batch 1 for each group; any sequence is taken and kept as a tuple.
+
+    Raises:
+        InvalidOperandError: there is no group, or one is not such a shape.
+    """
+
+    groups: tuple[GemmShape, ...]
+
+    def __init__(self, groups: Sequence[GemmShape]) -> None:
+        if not isinstance(groups, Sequence) or not groups:
+            raise InvalidOperandError(f"groups is {shown(groups)}; expected a sequence of at least one GemmShape")
+        for index, group in enumerate(groups):
+            expect(group, GemmShape, f"groups[{index}]")
+            if group.batch != 1:
+                raise InvalidOperandError(f"groups[{index}] has batch {group.batch}; expected 1: give a group for each")
+        object.__setattr__(self, "groups", tuple(groups))
+
+
+@documented
+@dataclass(frozen=True)
+class GroupedGemmRequest(Request):
+    """Several GEMMs of different extents in one launch: the form whose operands are lists of dense matrices.
+
+    A plan of it is called with all of A, all of B, with beta all of C, with scaling all scales of A and all of B, with
+    a bias all of these, (n,) of D's dtype where that is F64, F32, F16 or BF16, else F32, with a tree its inputs in its
+    order, of a row one for each group, (n,), of a scalar one for all, (1,), and all of D. (The other forms of
+    `grouped_gemm` leave the sizes of groups to the device: there is nothing that a request could say of them
+    beforehand.)
+
+    Attributes:
+        shape: extents of the groups.
+        dtype: element type of every A and B: F16, BF16, F8E4M3 or F8E5M2.
+        layout_a, layout_b: layouts of A and B.
+        layout_c: layout of C and D.
+        epilogue: scalars, bias and activation, or a tree of rows and scalars that writes D alone; of every group alike.
+        scaling: fp8's scales, float32 arrays for each group as `GemmRequest.scaling` has them: `tensor` (1,), `vector`
+            (m, 1) and (1, n), or `block` (m, ceil(k / 128)) and (ceil(k / 128), ceil(n / 128)); None for none.
+        binding: {binding} The operand is the list B.
+
+    Raises:
+        UnsupportedError: grouped GEMM is not to be had for this dtype or arch, or does not evaluate such trees; or
+            kernels cannot read scales of blocks of such extents from dense arrays.
+        InvalidOperandError: a value is not of its kind; a tree decides another out_dtype or takes an operand's name.
+    """
+
+    shape: GroupedGemmShape
+    layout_a: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
+    layout_b: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
+    layout_c: GemmLayout = field(default=GemmLayout.ROW_MAJOR, kw_only=True)
+    fast_accum: bool = field(default=False, kw_only=True)
+    scaling: str | None = field(default=None, kw_only=True)
+    batch_invariant: bool | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.check_fields(
+            shape=GroupedGemmShape, layout_a=GemmLayout, layout_b=GemmLayout, layout_c=GemmLayout, fast_accum=bool
+        )
+        check_options(batch_invariant=self.batch_invariant)
+        expect_served("grouped GEMM", self.dtype, self.arch, _DTYPES, ARCHS[OP])
+        expect_scaling(self.scaling, FP8_SCALINGS)
+        if self.scaling is not None:
+            expect_fp8(self.dtype)
+        scales = self._scales
+        try:
+            for name, scale in scales.items():
+                scale_strides(name, scale, listed=True)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{error}, for a call of grouped_gemm: those of a request are dense") from None
+        if self.tree is not None:
+            self.refuse_tree(self.tree, ("a", "b", *scales))
+
+    def lowers(self, tree: EpilogueVisitorTree) -> Status:
+        return supports_grouped_tree(epilogue_id(LINEAR, tree.program)) and super().lowers(tree)
+
+    @functools.cached_property
+    def tree(self) -> EpilogueVisitorTree | None:
+        return following(self.epilogue.tree_for(self.result_dtype), self.dtype, self.result_dtype)
+
+    @property
+    def math(self) -> str:
+        return math_of(self.dtype, None, fast_accum=self.fast_accum)
+
+    def problem(self, device: int) -> GroupedProblem:
+        """The problem on the GPU of this index, with lists of dense matrices."""
+        check_index(device, "device")
+
+        def spec(rows: int, columns: int, layout: GemmLayout, dtype: CutlassDtype) -> MatrixSpec:
+            strides = (columns, 1) if layout is GemmLayout.ROW_MAJOR else (1, rows)
+            return MatrixSpec((rows, columns), strides, dtype)
+
+        def operand(read: Input) -> GroupOperand:
+            extents = [group.n for group in groups] if read.kind == ROW else [1]
+            dtype = read.dtype or CutlassDtype.I8
+            return GroupOperand(read.name, read.kind, tuple(MatrixSpec((extent,), (1,), dtype) for extent in extents))
+
+        groups, tree = self.shape.groups, self.tree
+        a = tuple(spec(group.m, group.k, self.layout_a, self.dtype) for group in groups)
+        b = tuple(spec(group.k, group.n, self.layout_b, self.dtype) for group in groups)
+        d = tuple(spec(group.m, group.n, self.layout_c, self.result_dtype) for group in groups)
+        c = d if self.epilogue.beta != 0 else ()
+        fusion = None if tree is None else GroupedFusion(tree, tuple(map(operand, tree.inputs)))
+        return GroupedProblem(
+            LIST, len(groups), a, b, c, d, counted=False, math=self.math, device=device, fusion=fusion, **self._scales
+        )
+
+    @functools.cached_property
+    def _scales(self) -> dict[str, GroupScale]:
+        """The scales of A and of B by the names of their operands; none without scaling."""
+        form = self.scaling
+        if form is None:
+            return {}
+        shapes = [scale_shapes(form, group.m, group.n, group.k) for group in self.shape.groups]
+
+        def dense(shapes: Iterable[tuple[int, ...]]) -> GroupScale:
+            return GroupScale(tuple(MatrixSpec(shape, row_major(shape), CutlassDtype.F32) for shape in shapes), form)
+
+        return {"scale_a": dense(a for a, _ in shapes), "scale_b": dense(b for _, b in shapes)}
+
+    def plan_key(self) -> PlanKey:
+        return self.key_of(
+            OP,
+            tuple((group.m, group.n, group.k) for group in self.shape.groups),
+            (self.layout_a.value, self.layout_b.value, self.layout_c.value),
+            epilogue="+".join([self.epilogue.kind, *([f"{self.scaling} scales"] if self.scaling else [])]),
+            batch_invariant=is_batch_invariant(self.batch_invariant),
+        )
+
+    def search(self, device: Device) -> GroupedSearch:
+        invariant = is_batch_invariant(self.batch_invariant)
+        return GroupedSearch(self.problem(device.index), device, self.arch, batch_invariant=invariant)
 
 
 class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
@@ -100,7 +253,7 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
 
     def plan(self, request: GroupedGemmRequest, device: int, **options: Any) -> Plan:
         options["batch_invariant"] = is_batch_invariant(request.batch_invariant)
-        return plans.make(request.problem(device), **options)
+        return make(request.problem(device), **options)
 
     def result_layout(self, request: GroupedGemmRequest) -> str:
         refuse_columns(request.layout_c)
@@ -119,7 +272,7 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
         return request, Candidate(key, None, 0.0, request.problem(device.index))
 
     def probe(self, request: GroupedGemmRequest, arrays: Arrays) -> Probe[GroupedGemmRequest]:
-        from .probe import GroupedGemmProbe
+        from .reference import GroupedGemmProbe
 
         return GroupedGemmProbe(request, arrays)
 

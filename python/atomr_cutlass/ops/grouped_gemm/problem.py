@@ -12,7 +12,7 @@ from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import ACCUMULATOR, EpilogueVisitorTree
 from ...generator.rules import TREE_OUTPUTS
-from ...pipeline.problem import MatrixSpec, View, round_up, views
+from ...pipeline.problem import MatrixSpec, round_up, views
 from ..quantize.reference import BLOCK
 
 OP = "grouped_gemm"
@@ -27,10 +27,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class GroupScale:
-    """The scales of one operand.
+    """The scales of one operand: one array, or of a list one each.
 
     Attributes:
-        arrays: their layouts: one array, or of a list one each.
         form: `tensor` (one number, or of a list one each), `group` (a number for each group), `vector` (one for each
             row of A, or column of B) or `block`.
     """
@@ -53,14 +52,12 @@ class GroupedProblem:
     Attributes:
         form: `contiguous` (A (rows, K), B (G, K, N), D (rows, N)), `masked` ((G, rows, K), (G, K, N), (G, rows, N)),
             `along_k` ((M, total K), (total K, N), (G, M, N)) or `list` (matrices of their own).
-        groups: how many there are.
         a, b, d: the arrays: one, or of a list one for each group.
         c: like d, or empty.
         counted: whether the rows are divided by counts; by ends otherwise. Always for the masked form.
         math: math mode of the kernel key; `fast` allows `default`.
-        device: index of the GPU.
         scale_a, scale_b: scales that are arrays.
-        fusion: the tree after the product; None for none.
+        fusion: the tree after the product.
     """
 
     form: str
@@ -98,24 +95,6 @@ class GroupedProblem:
         return self.scale_a is not None and self.scale_a.form == BLOCKS
 
     @property
-    def expected(self) -> tuple[int, int, int, int]:
-        """(groups, M, N, K) that the time model assumes: the groups' extents as far as the host knows them.
-
-        Masked groups are taken to be half full: if they were always full, there would be no masks.
-        """
-        if self.form == LIST:
-            sums = [sum(extents) for extents in zip(*self.members, strict=True)]
-            m, n, k = (max(1, round(total / self.groups)) for total in sums)
-            return self.groups, m, n, k
-        m, n, k = self.extents
-        if self.form == MASKED:
-            return self.groups, max(1, m // 2), n, k
-        if self.form == ALONG_K:
-            return self.groups, m, n, -(-k // self.groups)
-        busy = max(1, min(self.groups, m))
-        return busy, -(-m // busy), n, k
-
-    @property
     def empty(self) -> bool:
         """Whether there is no element that a kernel could write."""
         return self.groups == 0 or all(0 in spec.shape for spec in self.d)
@@ -139,60 +118,35 @@ class ReadLayout:
 
 
 def read_layout(spec: MatrixSpec, layout: str, name: str) -> ReadLayout | None:
-    """How a kernel would read an array with its matrices in this layout; None when it cannot.
-
-    Raises:
-        InvalidOperandError: a negative stride.
-        UnsupportedError: neither rows nor columns are contiguous.
-    """
+    """How a kernel would read an array with its matrices in this layout; None when it cannot."""
     along = spec.shape[-1] if layout == "r" else spec.shape[-2]
-    bits = spec.dtype.bits
-    if 0 in spec.shape:
-        # Nothing is read: any leading dimension will do.
-        view, group = View(layout, round_up(max(along, 1), 128 // bits)), 0
-    else:
-        found = [view for view in views(spec, name) if view.layout == layout]
-        if not found:
-            return None
-        view = found[0]
-        group = spec.strides[0] if len(spec.shape) == 3 and spec.shape[0] > 1 else 0
-    alignment = spec.alignment if 0 not in spec.shape else 16
-    strided = gcd(alignment * 8, 128, view.leading * bits, group * bits) // 8
-    return ReadLayout(view.leading, group, _power(strided), _power(gcd(strided * 8, along * bits) // 8))
+    if 0 in spec.shape:  # nothing is read: any leading dimension will do
+        return _read(spec, round_up(max(along, 1), 128 // spec.dtype.bits), 0, along)
+    found = [view for view in views(spec, name) if view.layout == layout]
+    group = spec.strides[0] if len(spec.shape) == 3 and spec.shape[0] > 1 else 0
+    return _read(spec, found[0].leading, group, along) if found else None
 
 
 def source_layout(bias: MatrixSpec) -> ReadLayout | None:
     """How a kernel would read a bias in the place of C, each row the same one; None where it is not contiguous."""
-    columns, bits = bias.shape[-1], bias.dtype.bits
-    if columns > 1 and bias.strides[-1] != 1:
+    if bias.shape[-1] > 1 and bias.strides[-1] != 1:
         return None
     group = bias.strides[0] if len(bias.shape) > 1 and bias.shape[0] > 1 else 0
-    strided = gcd(bias.alignment * 8, 128, group * bits) // 8
-    return ReadLayout(0, group, _power(strided), _power(gcd(strided * 8, columns * bits) // 8))
+    return _read(bias, 0, group, bias.shape[-1])
 
 
-def _power(value: int) -> int:
-    return value & -value
+def _read(spec: MatrixSpec, leading: int, group: int, along: int) -> ReadLayout:
+    bits, alignment = spec.dtype.bits, 16 if 0 in spec.shape else spec.alignment
+    strided = gcd(alignment * 8, 128, leading * bits, group * bits) // 8
+    contiguous = gcd(strided * 8, along * bits) // 8
+    return ReadLayout(leading, group, strided & -strided, contiguous & -contiguous)
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Scales
-# ----------------------------------------------------------------------------------------------------------------------
 
 _Choices = dict[str, tuple[Shape, ...]]
 
 
 def scale_strides(name: str, scale: GroupScale, *, listed: bool) -> dict[str, int]:
-    """The strides that a kernel reads the scales of an operand by, as arguments.
-
-    Args:
-        name: `scale_a` or `scale_b`.
-        scale: the scales.
-        listed: whether they are those of a list, which are read with the strides that all have in common.
-
-    Raises:
-        UnsupportedError: they have none, or are not contiguous where kernels want that.
-    """
+    """The strides that a kernel reads `scale_a` or `scale_b` by, as arguments; those of a list have them in common."""
     letter, arrays = name[-1], [spec for spec in scale.arrays if 0 not in spec.shape] or scale.arrays[:1]
     along, k_along = (-2, -1) if letter == "a" else (-1, -2)
     first, found = arrays[0], {}
@@ -222,20 +176,10 @@ def scale_forms(
     a: Sequence[Shape] | None,
     b: Sequence[Shape] | None,
 ) -> tuple[str, str]:
-    """The forms of scale arrays of these shapes.
+    """The forms of scale arrays of these shapes (`GroupScale`), of A and of B; `tensor` where there is none.
 
-    Args:
-        form: of the operands.
-        groups: how many there are.
-        extents: (M, N, K): of the arrays as `GroupedProblem.extents` has them, or of each matrix of a list.
-        a: shapes of scale_a: of one array, or of one for each matrix of a list; None for none.
-        b: shapes of scale_b.
-
-    Returns:
-        The forms of the scales of A and of B (`GroupScale`); `tensor` where there is none.
-
-    Raises:
-        InvalidOperandError: another shape, or block scales of one operand only.
+    `extents` and shapes are those of the arrays, or of each matrix of a list. Refuses other shapes, and block scales of
+    one operand only.
     """
     choices = [_choices(form, groups, *sizes) for sizes in extents]
     sides = [("scale_a", a, [of_a for of_a, _ in choices]), ("scale_b", b, [of_b for _, of_b in choices])]

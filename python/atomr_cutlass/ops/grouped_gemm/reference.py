@@ -1,31 +1,31 @@
-"""The reference of grouped GEMM, for arguments that `grouped_gemm` has parsed: one `gemm` for each group."""
+"""The reference of grouped GEMM: one `gemm` for each group; and random groups that are checked with it."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ...arrays.numerics import AnyArray
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT, EpilogueVisitorTree
+from ...pipeline.operation import Array, Arrays, operands_of
+from ...pipeline.probe import Probe
 from ...reference.tree import evaluate
-from ..gemm.reference import gemm
-from .problem import ALONG_K, CONTIGUOUS, GROUP, LIST, MASKED, TENSOR
+from ..gemm.reference import absolute_product, gemm
+from ..quantize.reference import BLOCK
+from .problem import ALONG_K, BLOCKS, CONTIGUOUS, GROUP, LIST, MASKED, TENSOR
+
+if TYPE_CHECKING:
+    from .operation import GroupedGemmRequest  # noqa: F401 - named in quotes, as what a probe is of
 
 
 def group_bounds(name: str, values: AnyArray, extent: int, form: str) -> list[tuple[int, int]]:
-    """Where each group begins and ends.
+    """Where each group begins and ends; refuses negative sizes and ends beyond `extent`.
 
-    Args:
-        name: `offsets` (cumulative ends) or `counts` (sizes).
-        values: (G,) int32.
-        extent: the dimension that they divide and need not fill; of the masked form the rows of each group.
-        form: of the operands.
-
-    Raises:
-        InvalidOperandError: a negative size, or an end beyond `extent`.
+    Of `offsets` (cumulative ends) or `counts` (sizes) by name, which divide `extent` and need not fill it; of the
+    masked form that is the rows of each group.
     """
     numbers = values.tolist()
     if form == MASKED:
@@ -58,22 +58,9 @@ def grouped_gemm(
 ) -> Sequence[AnyArray]:
     """D[g]: the tree of, or just, alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g].
 
-    Args:
-        form: of the operands.
-        bounds: where each group begins and ends; none of lists.
-        arrays: the product's operands by name: one for all groups, or of a list one for each.
-        scale_forms: those of `scale_a` and `scale_b`.
-        tree: computes D; None for the product alone.
-        operands: of the tree by name, one for each group.
-        out: D before; written, but for lists.
-        out_dtype: the element type of D.
-        terms: alpha, beta and math, as in `gemm`.
-
-    Returns:
-        D: one array, or of lists one for each group.
-
-    Raises:
-        InvalidOperandError: as `gemm`; names the group.
+    There is a group for each of `bounds`, but of lists for each of their members. `arrays` and `operands`, those of the
+    tree, are one for all groups or one for each. Writes and returns `out`; of lists it makes new arrays. The `terms`
+    are alpha, beta and math, as in `gemm`.
     """
     rows = [slice(*bound) for bound in bounds]
     places: Sequence[Any] = {
@@ -114,3 +101,32 @@ def grouped_gemm(
     for place, d in zip(places, results, strict=True):
         out[0][place] = d
     return out
+
+
+class GroupedGemmProbe(Probe["GroupedGemmRequest"]):
+    """A part is a group."""
+
+    @property
+    def depth(self) -> int:
+        return max(group.k for group in self.request.shape.groups)
+
+    @property
+    def scale_block(self) -> int:
+        return BLOCK if self.request.scaling == BLOCKS else 0
+
+    def parts(self) -> Iterator[Arrays]:
+        slots = operands_of(self.request)
+        for g in range(len(self.request.shape.groups)):
+            yield {slot.name: self.arrays[slot.labels[g if slot.listed else 0]] for slot in slots}
+
+    def product(self, part: Arrays, dtype: CutlassDtype) -> Array:
+        return gemm(**self._operands(part), out_dtype=dtype, math=self.request.math)
+
+    def magnitudes(self, part: Arrays) -> Array:
+        return absolute_product(**self._operands(part))
+
+    def _operands(self, part: Arrays) -> dict[str, Any]:
+        """The operands of a group's product, and its scalars."""
+        names = ["a", "b", *(["c"] if self.request.epilogue.beta != 0 else [])]
+        names += ["scale_a", "scale_b"] if self.request.scaling is not None else []
+        return self.how | {name: part[name] for name in names}

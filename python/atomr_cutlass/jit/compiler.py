@@ -32,7 +32,7 @@ from ..generator.key import KernelKey
 from ..generator.render import render
 from . import locks, worker
 from .files import default_folder, failing, prepare, temporary_folder, version
-from .locks import renewed
+from .locks import COMPILE_SECONDS, LOCK_SECONDS, renewed
 from .toolchain import Toolchain, toolchain
 
 if TYPE_CHECKING:  # which is slow to import, and imported for a terminal
@@ -52,13 +52,6 @@ COMPANION = "-DATOMR_CUTLASS_EVALUATE"
 
 COMPILE_BYTES = 2 << 30
 """Memory of one compiler process: sm90 kernels take 1.9 GB, their companions and kernels of sm80 half of it or less."""
-
-COMPILE_SECONDS = 900.0
-"""For one compiler process: many times what it takes on a busy machine."""
-
-LOCK_SECONDS = 2 * COMPILE_SECONDS + 60.0
-"""For the process that compiles a kernel, which may run its two compilers one after the other. Longer than they may
-take, so that who waits gets their kernel or their error; only for one that was stopped is it ever this long."""
 
 QUIET_VARIABLE = "ATOMR_CUTLASS_QUIET"
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CacheError, CompileError
+from . import locks
 
 FOLDER_VARIABLE = "ATOMR_CUTLASS_CACHE_DIR"
 SUBFOLDERS = ("entries", "tmp", "locks", "failures", "validations", "quarantine")
@@ -31,6 +32,7 @@ SUBFOLDERS = ("entries", "tmp", "locks", "failures", "validations", "quarantine"
 # Long enough for the processes that start together and meet one broken source; short enough for who has mended a
 # header, which shows in no digest of an installation that is edited in place.
 FAILURE_SECONDS = 600.0
+_REWRITE_SECONDS = 60.0  # that who writes to the same file may take
 
 _VERSION: Callable[[os.stat_result], tuple[int, int, int]] = attrgetter("st_ino", "st_size", "st_mtime_ns")
 _SOURCE = ".cu"
@@ -187,6 +189,14 @@ def write(path: Path, content: bytes, temporary: Path, *, mode: int = 0o600) -> 
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def rewrite(path: Path, made: Callable[[], str | None]) -> None:
+    """Replaces a user's file by the text that is made of it, if any, while no other process does: whole lines only."""
+    with locks.hold(path.with_name(f"{path.name}.lock"), _REWRITE_SECONDS):
+        text = made()
+        if text is not None:
+            write(path, text.encode(), path.parent, mode=0o644)
 
 
 def remove(path: Path) -> None:

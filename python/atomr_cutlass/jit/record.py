@@ -23,15 +23,12 @@ from ..errors import CutlassError, InvalidOperandError
 from ..generator import key_file
 from ..generator.errors import shown
 from ..generator.key import KernelKey
-from . import locks
 from .locks import renewed
 
 VARIABLE = "ATOMR_CUTLASS_RECORD"
 
 EXTENTS = ("m", "n", "k", "batch", "groups", "h", "w", "c", "r", "s", "p", "q", "count", "rows", "columns")
 """The arguments of kernels (kernel_abi.h) that say how large a problem is."""
-
-_LOCK_SECONDS = 60.0
 
 Launches = Sequence[tuple[KernelKey, Mapping[str, Any]]]
 """The kernels of a plan, each with its arguments by name."""
@@ -68,16 +65,18 @@ class Recording:
 
         with self._lock:
             try:
-                with locks.hold(self.path.with_name(f"{self.path.name}.lock"), _LOCK_SECONDS):
-                    merged = _merged(self.path, self._noted)
-                    if self._noted or not self.path.exists():
-                        text = "".join(f"{key_file.line(key, **more)}\n" for key, more in merged.items())
-                        files.write(self.path, text.encode(), self.path.parent, mode=0o644)
+                files.rewrite(self.path, self._text)
             except OSError as error:
                 raise InvalidOperandError(f"cannot record kernels in {self.path}: {error.strerror or error}") from error
             except ValueError as error:
                 raise InvalidOperandError(f"cannot record kernels in {self.path}, no file of keys: {error}") from error
             self._noted.clear()
+
+    def _text(self) -> str | None:
+        merged = _merged(self.path, self._noted)
+        if not self._noted and self.path.exists():
+            return None
+        return "".join(f"{key_file.line(key, **more)}\n" for key, more in merged.items())
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from typing import Any
 
 from ..errors import CacheError, CompileError, InvalidOperandError
 from . import files, locks
-from .compiler import LOCK_SECONDS
+from .locks import LOCK_SECONDS
 
 # A kernel is 50 KB to 2 MB.
 MAX_BYTES = 1 << 30

@@ -31,7 +31,8 @@ from ..generator.render import render
 from ..generator.seal import seal
 from ..jit import kernels
 from ..jit import toolchain as jit_toolchain
-from ..jit.compiler import COMPILE_SECONDS, Images
+from ..jit.compiler import Images
+from ..jit.locks import COMPILE_SECONDS
 from ..jit.toolchain import Toolchain, toolchain
 from .pack import LAYOUT, Cubin, Pack, encode
 from .verification import cutlass_identity, identity, verification

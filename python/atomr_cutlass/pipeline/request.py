@@ -235,6 +235,12 @@ def expect_extent(value: Any, name: str, least: int = 0) -> None:
         raise InvalidOperandError(f"{name} is {shown(value)}; expected an integer from {least} to 2^31 - 1")
 
 
+def expect_extents(shape: Any, names: Iterable[str], label: str = "", least: int = 0) -> None:
+    """The same of attributes of a shape, which errors name after a label."""
+    for name in names:
+        expect_extent(getattr(shape, name), f"{label}{name}", least)
+
+
 def math_of(dtype: CutlassDtype, precision: str | None, *, fast_accum: bool = False) -> str:
     """The math mode of the kernel's key, for a request's dtype (TF32 included), precision and fp8 accumulation."""
     check_options(precision=precision)

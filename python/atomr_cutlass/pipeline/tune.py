@@ -46,7 +46,6 @@ PARTS_CHECKED = 3
 L2_TIMES = 4
 """As much as all sets of operands together: what a launch reads has left L2 since that set's last one."""
 SETS = range(3, 65)
-_LOCK_SECONDS = 60.0
 _PAUSE_SECONDS = 0.05
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
@@ -250,9 +249,7 @@ def append(path: Path, records: Iterable[TuneRecord]) -> None:
     """Adds records to a file; whole lines only, whoever else writes to it or dies meanwhile."""
     added = "".join(f"{record.line()}\n" for record in records)
     try:
-        with locks.hold(path.with_name(f"{path.name}.lock"), _LOCK_SECONDS):
-            before = path.read_text(encoding="utf-8") if path.exists() else ""
-            files.write(path, f"{before}{added}".encode(), path.parent, mode=0o644)
+        files.rewrite(path, lambda: (path.read_text(encoding="utf-8") if path.exists() else "") + added)
     except OSError as error:
         raise InvalidOperandError(f"cannot add tuned choices to {path}: {error.strerror or error}") from error
 

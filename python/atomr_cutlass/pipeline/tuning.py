@@ -145,7 +145,7 @@ def read(path: Path) -> list[TuneRecord]:
 
 
 def read_lines(path: Path, parsed: Callable[[Any], T]) -> list[T]:
-    """What a function makes of the JSON of each line that is not blank; errors name the line."""
+    """The results of a function for the JSON of each line that is not blank; errors name the line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:  # not a path, or not text

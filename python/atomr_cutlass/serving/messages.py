@@ -74,7 +74,7 @@ class _Importing(Generic[T]):
 
     @property
     def imported(self) -> T:
-        """What `_import` made of the arrays; raises what is wrong with them."""
+        """The result of `_import`; raises the error that it met."""
         if isinstance(self._kept, CutlassError):
             raise self._kept
         kept: T = self._kept

@@ -32,6 +32,7 @@ from ...pipeline.request import (
     Request,
     RequestOptions,
     expect_extent,
+    expect_extents,
     expect_served,
     math_of,
     precision_of,
@@ -87,8 +88,7 @@ class ConvShape:
     groups: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("n", "h", "w", "c", "k", "r", "s", "groups"):
-            expect_extent(getattr(self, name), f"ConvShape.{name}", 1)
+        expect_extents(self, ("n", "h", "w", "c", "k", "r", "s", "groups"), "ConvShape.", 1)
         for name, least in (("stride", 1), ("padding", 0), ("dilation", 1)):
             pair = getattr(self, name)
             if not isinstance(pair, tuple) or len(pair) != 2:

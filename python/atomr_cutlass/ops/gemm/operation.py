@@ -36,7 +36,7 @@ from ...pipeline.request import (
     Option,
     Request,
     RequestOptions,
-    expect_extent,
+    expect_extents,
     math_of,
     precision_of,
     sampled,
@@ -90,8 +90,7 @@ class GemmShape:
     batch: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("m", "n", "k", "batch"):
-            expect_extent(getattr(self, name), f"GemmShape.{name}")
+        expect_extents(self, ("m", "n", "k", "batch"), "GemmShape.")
 
 
 @documented

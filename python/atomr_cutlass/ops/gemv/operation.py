@@ -19,7 +19,7 @@ from ...pipeline.operation import NO_CHECK, Array, Arrays, OperandSlot, PlannedO
 from ...pipeline.plan import Plan
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.problem import GemmProblem
-from ...pipeline.request import Option, Request, RequestOptions, expect_extent, sampled
+from ...pipeline.request import Option, Request, RequestOptions, expect_extents, sampled
 from ..gemm.kernels import GemmCandidate
 from ..gemm.operation import LETTERS, GemmLayout, GemmRequest, GemmShape, fields_from, followed
 from .function import GemvSearch, VectorResult, check_types, make, search_for, transposed, vector_of
@@ -41,8 +41,7 @@ class GemvShape:
     batch: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("m", "k", "batch"):
-            expect_extent(getattr(self, name), f"GemvShape.{name}")
+        expect_extents(self, ("m", "k", "batch"), "GemvShape.")
 
 
 @documented

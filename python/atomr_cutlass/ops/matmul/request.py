@@ -18,7 +18,7 @@ from ...generator.members import Members
 from ...pipeline.call import BACKENDS
 from ...pipeline.call_options import documented
 from ...pipeline.heuristic import KernelUse
-from ...pipeline.request import expect_extent
+from ...pipeline.request import expect_extent, expect_extents
 
 BIAS, AUX, AMAX = "bias", "gelu_aux", "amax_d"
 """Arrays that only some matmuls have, by their names."""
@@ -176,8 +176,7 @@ class HeuristicKey(KernelUse):
     arch: SmArch | None
 
     def __post_init__(self) -> None:
-        for name in ("m", "n", "k"):
-            expect_extent(getattr(self, name), name)
+        expect_extents(self, ("m", "n", "k"))
         for name, kind in (("dtype", CutlassDtype), ("transa", bool), ("transb", bool), ("epilogue", MatmulEpilogue)):
             expect(getattr(self, name), kind, name)
         check_options(arch=self.arch)
@@ -330,8 +329,7 @@ class MatmulRequest:
     reply: Any = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("m", "n", "k"):
-            expect_extent(getattr(self, name), name)
+        expect_extents(self, ("m", "n", "k"))
         for name in ("transa", "transb", "fast_accum"):
             expect(getattr(self, name), bool, name)
         expect(self.epilogue, MatmulEpilogue, "epilogue")

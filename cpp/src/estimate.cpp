@@ -16,7 +16,12 @@ constexpr double kRounded = 1 - 1e-9;  // whatever the order in which a bound's 
 constexpr int64_t kLongest = int64_t(1) << 40;
 constexpr double kLineBytes = 128.0;  // of a cache line
 constexpr int64_t kWideCluster = 8;
-constexpr int64_t kUnitRows = 16, kPieceRows = 64;  // GemmFewSm90's kUnit and kPiece of row-major weights
+constexpr int64_t kSectorBytes = 32;  // of a cache line's four
+// Of kernels for few rows: GemmFewSm90's kUnit of column-major and of row-major weights, and its kPiece.
+constexpr int64_t kUnitAlongK = 8, kUnitRows = 16, kPieceRows = 64;
+constexpr int64_t kNarrowRows = 48;  // contiguous rows that a TMA request has for less time than 64
+constexpr int64_t kFewBeside = 32;  // few rows that are requested beside row-major weights in no time
+constexpr double kWideRows = 512;  // contiguous rows of a cluster's tiles that device memory delivers at its best
 constexpr int64_t kManyRows = 96;  // of GemmFewSm90's: more take FEW_MANY times as long
 constexpr int64_t kWidthWaves = 4;  // numbers of waves that widths are looked for
 
@@ -214,7 +219,7 @@ double Model::waves(double waves) const {
 
 Launch Model::product(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                       int64_t slices) const {
-  if (kernel.mainloop == Mainloop::kFew) return {few(kernel, extents, gpu)};
+  if (kernel.mainloop == Mainloop::kFew) return few(kernel, extents, gpu);
   if (kernel.mainloop == Mainloop::kSplit) return {split(kernel, extents, gpu)};
   Launch made{0.0, slices};
   if (kernel.generation == Generation::kSm80) {
@@ -498,67 +503,87 @@ double Model::stream_k(TileList const& tiles, int64_t steps, double tile, double
 // Kernels for few rows, those that share out K, and the sm80 generation
 // ---------------------------------------------------------------------------------------------------------------------
 
-// Seconds of a kernel for few rows, as it divides the problem itself (GemmFewSm90::divide).
-double Model::few(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
-  int64_t const ranks = kernel.cluster[2];
-  // The kernel divides as it would on the GPU that its constants are of.
-  double least = INFINITY, picoseconds = INFINITY;
-  for (int64_t share = 1; share <= ranks; share *= 2) {
-    for (int64_t height = kernel.tile[0]; height > 0; height -= kernel.b_along_k ? 8 : kUnitRows) {
-      double const cost = few_picoseconds(kernel, e, gpu, share, height, 1.0);
-      if (cost >= least) continue;
-      least = cost;
-      picoseconds = few_picoseconds(kernel, e, gpu, share, height, memory(gpu));
+// Of a kernel for few rows, with the division that takes the least: thread blocks of a cluster that share the few rows
+// (the swizzle), and the rows of weights in a tile of each (the width).
+Launch Model::few(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
+  Launch best{INFINITY};
+  for (int64_t share = 1; share <= kernel.cluster[2]; share *= 2) {
+    for (int64_t height = kernel.tile[0]; height > 0; height -= kernel.b_along_k ? kUnitAlongK : kUnitRows) {
+      double const busy = few_busy(kernel, e, gpu, share, height);
+      if (busy < best.seconds) best = {busy, 1, share, kHeuristic, height};
     }
   }
   int64_t const few = turned(kernel, e.m, e.n) ? e.n : e.m;
-  double const slower = (kernel.fp8 ? c_.FEW_FP8 : 1.0) * (kernel.block_scaled ? c_.FEW_BLOCK_SCALED : 1.0) *
-                        (few > kManyRows ? c_.FEW_MANY : 1.0);
-  double const busy = picoseconds * 1e-12 * slower * (kernel.b_along_k ? c_.FEW_BUSY : c_.FEW_BUSY_ROWS);
-  int64_t const leading = turned(kernel, e.m, e.n) ? e.lda : e.ldb;
-  double const straddled = kernel.b_along_k ? c_.FEW_STRADDLED * (lines(leading, kernel.bits_a) - 1) : 0.0;
-  double const launch = c_.FEW_LAUNCH_SECONDS + (ranks > 1 ? c_.FEW_CLUSTER_SECONDS : 0.0);
-  return launch + busy * (1 + straddled);
+  best.seconds *= (kernel.fp8 ? c_.FEW_FP8 : 1.0) * (kernel.block_scaled ? c_.FEW_BLOCK_SCALED : 1.0) *
+                  (few > kManyRows ? c_.FEW_MANY : 1.0);
+  auto const of = [&](double along_k, double rows) { return kernel.b_along_k ? along_k : rows; };
+  best.seconds += of(c_.FEW_LAUNCH_SECONDS, c_.FEW_LAUNCH_ROWS_SECONDS);
+  if (kernel.cluster[2] > 1) best.seconds += of(c_.FEW_CLUSTER_SECONDS, c_.FEW_CLUSTER_ROWS_SECONDS);
+  return best;
 }
 
-// One way to divide a problem (GemmFewSm90::cost), in the kernel's own whole picoseconds, where device memory is so
-// many times as fast as the kernel assumes.
-double Model::few_picoseconds(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64_t share, int64_t height,
-                              double memory) const {
-  bool const along_m = turned(kernel, e.m, e.n);
-  int64_t const rows = along_m ? e.m : e.n, few = round_up(along_m ? e.n : e.m, 8);
-  int64_t const ranks = kernel.cluster[2], parts_of_k = ranks / share;
-  int64_t const clusters = std::max<int64_t>(1, blocks_at_once(gpu.multiprocessors, ranks) / ranks);
-  int64_t const tiles = saturated(e.batch, ceil_div(rows, height * share)), turns = ceil_div(tiles, clusters);
-  int64_t const box = kernel.tile[2], boxes = ceil_div(e.k, box), box_bytes = box * kernel.bits_a / 8;
-  int64_t const wide = few <= 16 ? 16 : round_up(few, 32);
-  auto const whole = [](double constant) { return int64_t(constant); };
-  // More picoseconds than 64 bits hold: no kernel runs for months.
-  double const most = double(e.batch) * double(rows + few) * double(boxes) * double(box_bytes) * 1e6;
-  if (most > 1e18) return most;
-  int64_t const box_ps = whole(kernel.b_along_k ? c_.FEW_BOX_ALONG_K_PS : c_.FEW_BOX_ROWS_PS);
-  bool const astray =
-      !kernel.b_along_k && (height % kPieceRows != 0 || e.ldb * kernel.bits_a / 8 % int64_t(kLineBytes) != 0);
-  int64_t const touched = height + (astray ? whole(c_.FEW_ASTRAY_ROWS) : 0);
-  int64_t const read = kernel.b_along_k ? height + few : touched;
-  int64_t const leading = (along_m ? e.ldb : e.lda) * kernel.bits_a / 8;
-  int64_t const tenths = whole(leading % 32 != 0   ? c_.FEW_HALF_SECTOR_TENTHS
-                               : leading % 64 != 0 ? c_.FEW_HALF_LINE_TENTHS
-                                                   : 10);
-  int64_t const read_rate = whole(kernel.b_along_k ? c_.FEW_READ_BYTES_PER_NS : c_.FEW_READ_ROWS_BYTES_PER_NS);
-  int64_t const parts[] = {
-      int64_t(double(e.batch * rows * boxes * box_bytes * 10 / whole(c_.FEW_DRAM_BYTES_PER_10_PS) * touched / height) /
-              memory),
-      tiles * (height * share * 10 + few * tenths) * boxes * box_bytes / whole(c_.FEW_L2_BYTES_PER_10_PS),
-      turns * read * boxes * box_bytes * 1000 / (parts_of_k * read_rate),
-      turns * boxes * (box_ps + whole(c_.FEW_WIDE_PS) * wide * ceil_div(height, 64)) / parts_of_k,
+// Seconds in which one division of a problem is busy.
+double Model::few_busy(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64_t share, int64_t height) const {
+  bool const along_k = kernel.b_along_k, along_m = turned(kernel, e.m, e.n);
+  auto const of = [&](double constant_along_k, double constant_rows) {
+    return along_k ? constant_along_k : constant_rows;
   };
-  int64_t const longest = *std::max_element(std::begin(parts), std::end(parts));
-  int64_t const others = std::accumulate(std::begin(parts), std::end(parts), int64_t(0)) - longest;
-  int64_t taken = longest + others * whole(c_.FEW_EXPOSED_PERCENT) / 100;
-  taken += turns * height * few * whole(c_.FEW_STORED_PS) / parts_of_k;
-  if (parts_of_k > 1) taken += turns * (height * few * whole(c_.FEW_GATHERED_PS) + whole(c_.FEW_ADDED_PS));
-  return double(taken);
+  int64_t const few = round_up(along_m ? e.n : e.m, 8), ranks = kernel.cluster[2], split = ranks / share;
+  int64_t const leading = (along_m ? e.lda : e.ldb) * kernel.bits_a / 8;
+  int64_t const few_leading = (along_m ? e.ldb : e.lda) * kernel.bits_a / 8;
+  double const clusters = double(std::max<int64_t>(1, blocks_at_once(gpu.multiprocessors, ranks) / ranks));
+  double const tiles = double(saturated(e.batch, ceil_div(along_m ? e.m : e.n, height * share)));
+  double const waves = std::ceil(tiles / clusters), boxes = double(ceil_div(e.k, kernel.tile[2])) / double(split);
+  double const bytes = double(height) * boxes * kLineBytes;  // of weights that a thread block reads for a tile
+
+  // What disturbs device memory: parts of K that are read at the same time, lines and sectors that are read in part.
+  double disturbed = 1 + of(c_.FEW_DIVIDED, c_.FEW_DIVIDED_ROWS) * std::log2(double(split));
+  if (along_k) {
+    disturbed += c_.FEW_STRADDLED * (lines(along_m ? e.lda : e.ldb, kernel.bits_a) - 1);
+  } else {
+    if (height % kPieceRows != 0 || leading % int64_t(kLineBytes) != 0) disturbed += c_.FEW_ASTRAY;
+    if (leading % kSectorBytes != 0) disturbed += c_.FEW_BETWEEN;
+    disturbed += c_.FEW_NARROW * std::max(0.0, std::log2(kWideRows / double(height * share)));
+  }
+  double const memory = gpu.memory_bytes_per_second * of(c_.FEW_DRAM, c_.FEW_DRAM_ROWS) / disturbed;
+  // All thread blocks ask L2 for the few rows at once, which takes longer where they begin between sectors or lines.
+  double again = 1;
+  if (few_leading % kSectorBytes != 0) {
+    again = of(c_.FEW_BETWEEN_SECTORS, c_.FEW_BETWEEN_SECTORS_ROWS);
+  } else if (few_leading % (2 * kSectorBytes) != 0) {
+    again = of(c_.FEW_BETWEEN_LINES, c_.FEW_BETWEEN_LINES_ROWS);
+  }
+  double const counted = double(few) * again;
+  // TMA's requests take their time by rows along K, and by pieces of 64 contiguous rows whatever their bytes.
+  double request = 0;
+  if (along_k) {
+    request = c_.FEW_ROW_SECONDS * std::max(double(height) + c_.FEW_ROW_OF_FEW * counted, c_.FEW_LEAST_ROWS);
+  } else {
+    request = height <= kNarrowRows  ? c_.FEW_NARROW_BOX_SECONDS
+              : height <= kPieceRows ? c_.FEW_PIECE_BOX_SECONDS
+                                     : c_.FEW_TWO_PIECE_BOX_SECONDS;
+    request += c_.FEW_ROW_BESIDE_SECONDS * std::max(0.0, double(few) - double(kFewBeside));
+  }
+  double const port = of(c_.FEW_PORT, c_.FEW_PORT_ROWS), l2 = of(c_.FEW_L2, c_.FEW_L2_ROWS);
+  double const box = of(c_.FEW_BOX_SECONDS, c_.FEW_BOX_ROWS_SECONDS);
+  double const wide = of(c_.FEW_WIDE_SECONDS, c_.FEW_WIDE_ROWS_SECONDS) *
+                      double(few <= 16 ? 16 : round_up(few, 32)) * double(ceil_div(height, 64));
+  double const exposed = of(c_.FEW_EXPOSED, c_.FEW_EXPOSED_ROWS);
+
+  // So many thread blocks at once, each with a tile. Two multiprocessors share a port.
+  auto const wave = [&](double blocks) {
+    double const parts[] = {
+        blocks * bytes / memory, boxes * request, bytes / port * (2 * blocks > double(gpu.multiprocessors) ? 2 : 1),
+        blocks / double(share) * (double(height * share) + counted) * boxes * kLineBytes / l2, boxes * (box + wide)};
+    double const longest = *std::max_element(std::begin(parts), std::end(parts));
+    return longest + exposed * (std::accumulate(std::begin(parts), std::end(parts), 0.0) - longest);
+  };
+  double const area = double(height * few), full = std::min(clusters, tiles) * double(ranks);
+  double const stored = area * of(c_.FEW_STORED_SECONDS, c_.FEW_STORED_ROWS_SECONDS) / double(split);
+  double const added = area * of(c_.FEW_GATHERED_SECONDS, c_.FEW_GATHERED_ROWS_SECONDS) +
+                       of(c_.FEW_ADDED_SECONDS, c_.FEW_ADDED_ROWS_SECONDS);
+  return (waves - 1) * wave(full) + wave((tiles - (waves - 1) * clusters) * double(ranks)) +
+         waves * (stored + (split > 1 ? added : 0.0));
 }
 
 // Seconds of a kernel that shares out K.

@@ -143,9 +143,8 @@ class Model {
   double alone(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t slices) const;
   double multistage(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                     int64_t slices) const;
-  double few(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
-  double few_picoseconds(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t share, int64_t height,
-                         double memory) const;
+  Launch few(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
+  double few_busy(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t share, int64_t height) const;
   double split(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
   double grouped(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes) const;
   Launch gemv(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t slices) const;

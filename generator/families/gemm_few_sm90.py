@@ -57,6 +57,17 @@ def supports(key: KernelKey) -> Status:
     return dsmem_sm90.supports_schedule(key, "kernels for few rows")
 
 
+def widths(key: KernelKey) -> range:
+    """The rows of weights in a tile that a launch may choose (`width` of its arguments)."""
+    unit = 8 if key.layout_b == COLUMN else 16
+    return range(unit, key.tile[0] + 1, unit)
+
+
+def shares(key: KernelKey) -> list[int]:
+    """How many thread blocks of a cluster a launch may have share the few rows (`swizzle` of its arguments)."""
+    return [share for share in RANKS_OF_ROWS if share <= key.cluster[2]]
+
+
 def values(key: KernelKey) -> dict[str, str]:
     """The values of the template."""
     promoted = key.a in FP8_TYPES and key.math == "default"

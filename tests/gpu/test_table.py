@@ -3,6 +3,7 @@
 Other operations, fp8 and scales have walks of their own: test_conv, test_grouped, test_fp8.
 """
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +12,9 @@ import pytest
 import atomr_cutlass as ac
 import every_cell
 from atomr_cutlass.arrays import fp4
-from atomr_cutlass.generator.families import gemm_sm90
+from atomr_cutlass.generator.families import gemm_few_sm90, gemm_sm90
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.generator.rules import FP8_TYPES
+from atomr_cutlass.generator.rules import FEW, FP8_TYPES
 from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import devices, select
@@ -103,8 +104,33 @@ def test_scheduler_options(info: ac.KernelInfo) -> None:
     unit = max(info.key.align_a, info.key.align_d)
     launch = Launch(info.key, info, (rows_for(info.key, 9 * tile_m + unit), 7 * tile_n + unit, 2 * tile_k))
     candidate = launch.candidate()
-    for swizzle, raster in ((1, 1), (2, 2), (4, 0), (8, 1), (8, 2)):
+    orders = ((1, 1), (2, 2), (4, 0), (8, 1), (8, 2))
+    if info.key.mainloop == FEW:
+        orders = tuple((share, 0) for share in gemm_few_sm90.shares(info.key))
+    for swizzle, raster in orders:
         launch.check(replace(candidate, swizzle=swizzle, raster=raster, split_k=1))
+
+
+@pytest.mark.parametrize("info", [info for info in TABLE if info.key.mainloop == FEW], ids=lambda info: info.name)
+def test_divisions(info: ac.KernelInfo) -> None:
+    """How a kernel for few rows divides a problem decides in which order sums are added up, and no more."""
+    runnable(info)
+    unit = max(info.key.align_a, info.key.align_d)
+    for rows, columns, k in ((11, 27 * unit, 200 * unit), (rows_for(info.key, 33), 1000 * unit, 9 * unit)):
+        launch = Launch(info.key, info, (rows, columns, k))
+        told = itertools.product(gemm_few_sm90.shares(info.key), gemm_few_sm90.widths(info.key))
+        for share, width in told:
+            launch.check(replace(launch.candidate(), swizzle=share, width=width), alpha=2.0, beta=-3.0)
+
+
+@pytest.mark.parametrize("info", [info for info in TABLE if info.key.mainloop == FEW], ids=lambda info: info.name)
+def test_divisions_that_no_kernel_has_are_refused(info: ac.KernelInfo) -> None:
+    runnable(info)
+    unit = max(info.key.align_a, info.key.align_d)
+    launch = Launch(info.key, info, (8, 64 * unit, 8 * unit))
+    for swizzle, width in ((3, 64), (2 * info.key.cluster[2], 64), (1, 4), (1, info.key.tile[0] + 16), (1, -16)):
+        with pytest.raises(ac.UnsupportedError):
+            launch.check(replace(launch.candidate(), swizzle=swizzle, width=width))
 
 
 @pytest.mark.parametrize("info", [info for info in TABLE if gemm_sm90.widths(info.key)], ids=lambda info: info.name)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from pathlib import Path
+import itertools
 from typing import Any
 
 import pytest
 
 import fake_table
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import SmArch
+from atomr_cutlass import SmArch, _core
 from atomr_cutlass.generator.families import gemm_few_sm90
-from atomr_cutlass.generator.families.gemm_few_sm90 import MOST, RANKS, cell
-from atomr_cutlass.generator.key import shared_memory
+from atomr_cutlass.generator.families.gemm_few_sm90 import MOST, RANKS, cell, shares, widths
+from atomr_cutlass.generator.key import KernelKey, shared_memory
 from atomr_cutlass.generator.matrix import cells, family, preset_of, supports
 from atomr_cutlass.generator.render import render
 from atomr_cutlass.generator.rules import FEW
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.pipeline import estimate, select
+from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, formulations
 from fake_table import H200
 from gemm_problems import dense
@@ -39,6 +39,13 @@ def problem(m: int, n: int, k: int, layouts: str = "rc", dtype: D = D.BF16) -> G
     return GemmProblem(
         a=spec(m, k, layouts[0]), b=spec(k, n, layouts[1]), c=None, d=spec(m, n, "r"), math="default", device=0
     )
+
+
+def launch(key: KernelKey, of: GemmProblem, gpu: Device) -> _core.ModelLaunch:
+    """The launch that the model chooses for a kernel and a problem that it serves."""
+    served = [put for put in formulations(of) if GemmSearch(of, gpu).supports(key, put)]
+    made = (estimate.launch(key, put.extents, gpu, shared_memory(key)) for put in served)
+    return min(made, key=lambda each: each.seconds)
 
 
 def test_cells_are_of_their_own_family_and_compile() -> None:
@@ -157,37 +164,56 @@ def test_estimates_are_near_what_was_measured(
     layouts: str, ranks: int, shape: tuple[int, int, int], measured: float
 ) -> None:
     key, what = cell(D.BF16, layouts, ranks), problem(*shape, layouts)
-    served = [one for one in formulations(what) if GemmSearch(what, H200).supports(key, one)]
-    seconds = min(estimate.launch(key, one.extents, H200, shared_memory(key)).seconds for one in served)
-    assert seconds * 1e6 == pytest.approx(measured, rel=0.15)
+    assert launch(key, what, H200).seconds * 1e6 == pytest.approx(measured, rel=0.15)
 
 
-def test_the_estimate_is_the_kernels_own_model() -> None:
-    """The kernel divides a problem by what the selection estimates."""
-    root = Path(__file__).resolve().parents[2]
-    header = (root / "cpp/include/atomr_cutlass/gemm_few_sm90.h").read_text(encoding="utf-8")
-    found = dict(re.findall(r"(k\w+) = ((?:kAlongK \? )?\d+(?: : \d+)?)[;,]", header))
-    constants = {name: f"{value:.0f}" for name, value in estimate.model.constants.items() if name.startswith("FEW_")}
-    assert found["kDramBytesPer10Ps"] == constants["FEW_DRAM_BYTES_PER_10_PS"]
-    assert found["kL2BytesPer10Ps"] == constants["FEW_L2_BYTES_PER_10_PS"]
-    assert found["kHalfLineTenths"] == constants["FEW_HALF_LINE_TENTHS"]
-    assert found["kHalfSectorTenths"] == constants["FEW_HALF_SECTOR_TENTHS"]
-    read = (constants["FEW_READ_BYTES_PER_NS"], constants["FEW_READ_ROWS_BYTES_PER_NS"])
-    assert found["kReadBytesPerNs"] == "kAlongK ? {} : {}".format(*read)
-    assert found["kAstrayRows"] == constants["FEW_ASTRAY_ROWS"]
-    box = (constants["FEW_BOX_ALONG_K_PS"], constants["FEW_BOX_ROWS_PS"])
-    assert found["kBoxPicoseconds"] == "kAlongK ? {} : {}".format(*box)
-    assert found["kWidePicoseconds"] == constants["FEW_WIDE_PS"]
-    assert found["kStoredPicoseconds"] == constants["FEW_STORED_PS"]
-    assert found["kGatheredPicoseconds"] == constants["FEW_GATHERED_PS"]
-    assert found["kAddedPicoseconds"] == constants["FEW_ADDED_PS"]
-    assert found["kExposedPercent"] == constants["FEW_EXPOSED_PERCENT"]
+H100 = dataclasses.replace(H200, memory_bytes_per_second=3352 * 10**9)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "layouts", "ranks", "shape", "fastest"),
+    [
+        # Microseconds of the fastest division, weights beyond L2.
+        (H100, "rr", 8, (2, 6288, 23872), 98.4),
+        (H100, "rr", 8, (3, 4672, 7680), 26.4),
+        (H100, "rr", 4, (26, 1376, 23792), 25.7),
+        (H100, "rr", 8, (2, 12496, 31328), 259.6),
+        (H200, "rr", 8, (2, 6320, 10888), 36.1),
+        (H200, "rr", 8, (14, 6416, 6128), 21.8),
+        (H200, "rr", 8, (5, 15376, 18328), 136.8),
+        (H200, "rc", 4, (14, 5944, 18448), 54.3),
+    ],
+)
+def test_divisions_are_estimated_near_the_fastest(
+    gpu: Device, layouts: str, ranks: int, shape: tuple[int, int, int], fastest: float
+) -> None:
+    key = cell(D.BF16, layouts, ranks)
+    assert launch(key, problem(*shape, layouts), gpu).seconds * 1e6 == pytest.approx(fastest, rel=0.12)
+
+
+@pytest.mark.parametrize("layouts", ["rc", "rr"])
+def test_a_launch_is_told_a_division_that_its_kernel_has(layouts: str) -> None:
+    told = set()
+    for ranks, m, n in itertools.product((1, 2, 4), (1, 7, 33, 128), (8, 1000, 4096, 28672)):
+        key = cell(D.BF16, layouts, ranks)
+        made = launch(key, problem(m, n, 4096, layouts), H200)
+        assert made.swizzle in shares(key)
+        assert made.width in widths(key)
+        told.add((made.swizzle, made.width))
+    assert len(told) > 10
+
+
+@pytest.mark.usefixtures("full_table")
+def test_divisions_are_launch_options_to_tune() -> None:
+    search = GemmSearch(problem(8, 4096, 4096, "rr"), H200)
+    chosen = next(each for each in select.rank(search) if each.key.mainloop == FEW)
+    options = {(each.swizzle, each.width) for each in search.launches(chosen)}
+    assert options == set(itertools.product(shares(chosen.key), range(16, 129, 16)))
+    assert (chosen.swizzle, chosen.width) in options
 
 
 def test_memory_that_is_slower_makes_the_estimate_longer() -> None:
     """An H100 has an H200's multiprocessors."""
     key, wide = cell(D.BF16, "rc", 4), problem(16, 16384, 16384, "rc")
-    h100 = dataclasses.replace(H200, memory_bytes_per_second=3352 * 10**9)
-    (put,) = (one for one in formulations(wide) if GemmSearch(wide, H200).supports(key, one))
-    fast, slow = (estimate.launch(key, put.extents, gpu, shared_memory(key)).seconds for gpu in (H200, h100))
+    fast, slow = (launch(key, wide, gpu).seconds for gpu in (H200, H100))
     assert 1.3 < slow / fast < 4917 / 3352  # the rest is not reading

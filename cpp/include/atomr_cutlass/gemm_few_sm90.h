@@ -3,10 +3,11 @@
 // rate of device memory.
 //
 // The weights' rows lie along WGMMA's M (64 for each of two warp groups), the few rows along its N. Thread blocks stay
-// and take tiles of equal height, which follows from the problem: any multiple of 8 rows up to 128, or of 16 where the
-// weights' rows are what is contiguous, so that the last wave is as full as the others: a multiprocessor cannot draw
-// the share of device memory's rate of those that have nothing to do. The thread blocks of a cluster divide K, or they
-// share the few rows, of which each loads some and sends them to all (multicast), or both. Those that divide K leave
+// and take tiles of equal height, which the launch chooses (`width` of its arguments): any multiple of 8 rows up to
+// 128, or of 16 where the weights' rows are what is contiguous, so that the last wave is as full as the others: a
+// multiprocessor cannot draw the share of device memory's rate of those that have nothing to do. The thread blocks of a
+// cluster share the few rows, of which each loads some and sends them to all (multicast), or they divide K, or both:
+// `swizzle` of them, which is 1 or another power of 2, share, and have tiles side by side. Those that divide K leave
 // their sums in their shared memory; all of them read a part of the tile from there, add it up in the order of the
 // ranks, and store it: no workspace, and the same bits every time. Tiles of at most 64 rows are multiplied by both
 // warp groups, each taking half of K.
@@ -72,13 +73,6 @@ struct GemmFewSm90 {
   static constexpr int kMaxStages = 32, kMaxSteps = 64;
   static constexpr int kStageBytes = 64 * 1024;
 
-  // Of the model that divides a problem.
-  static constexpr int64_t kDramBytesPer10Ps = 48, kL2BytesPer10Ps = 120, kReadBytesPerNs = kAlongK ? 120 : 57;
-  static constexpr int64_t kBoxPicoseconds = kAlongK ? 64000 : 140000, kWidePicoseconds = 380;
-  static constexpr int64_t kStoredPicoseconds = 350, kGatheredPicoseconds = 230, kAddedPicoseconds = 880000;
-  static constexpr int64_t kExposedPercent = 20, kAstrayRows = 4;
-  static constexpr int64_t kHalfLineTenths = 15, kHalfSectorTenths = 30;
-
   struct Params {
     // `rest` is for the rows of a tile of row-major weights that are no whole piece.
     cute::TmaDescriptor weights, rest, few;
@@ -106,11 +100,6 @@ struct GemmFewSm90 {
     int32_t weights_scale_bits, few_scale_bits;
   };
 
-  // How a cluster divides the work: thread blocks that share the few rows, and the height of each one's tile.
-  struct Division {
-    int share, height;
-  };
-
   CUTLASS_HOST_DEVICE static constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
   // Whether A is the weights.
@@ -125,7 +114,10 @@ struct GemmFewSm90 {
     int const few = turned(args) ? args.n : args.m;
     // The arguments have no stride from one batch's block scales to the next one's.
     if (kBlockScaled && (args.batch > 1 || args.scale_a == nullptr || args.scale_b == nullptr)) return false;
-    return args.m > 0 && args.n > 0 && args.k > 0 && args.batch > 0 && few <= kFew && args.split_k == 1 &&
+    bool const shares = args.swizzle > 0 && args.swizzle <= kRanks && (args.swizzle & (args.swizzle - 1)) == 0;
+    bool const is_height = args.width >= 0 && args.width <= kRows && args.width % kUnit == 0;
+    return args.m > 0 && args.n > 0 && args.k > 0 && args.batch > 0 && few <= kFew && args.split_k == 1 && shares &&
+           is_height &&
            aligned(args.a, args.lda, args.batch_stride_a) && aligned(args.b, args.ldb, args.batch_stride_b);
   }
 
@@ -155,55 +147,7 @@ struct GemmFewSm90 {
     return clusters < 1 ? 1 : clusters;
   }
 
-  // Picoseconds by a model that was fitted to measurements (docs/selection.md); estimate.py has the same in Python.
-  static int64_t cost(Args const& args, Division const& division) {
-    bool const turn = turned(args);
-    int64_t const rows = turn ? args.m : args.n, few = ceil_div(turn ? args.n : args.m, 8) * 8;
-    int64_t const share = division.share, height = division.height, split = kRanks / share;
-    int64_t const tiles = args.batch * ((rows + height * share - 1) / (height * share));
-    int64_t const clusters = available(args), waves = (tiles + clusters - 1) / clusters;
-    int64_t const boxes = ceil_div(args.k, kBox), wide = few <= 16 ? 16 : few <= 32 ? 32 : ceil_div(few, 32) * 32;
-    // Where tiles of contiguous rows do not begin with cache lines, they share some: as if tiles were higher.
-    bool const astray = !kAlongK && (height % kPiece != 0 || args.ldb * int64_t(sizeof(Element)) % 128 != 0);
-    int64_t const touched = height + (astray ? kAstrayRows : 0), read = kAlongK ? height + few : touched;
-    // All thread blocks ask for the few rows at once, which takes L2 longer where rows begin between two sectors.
-    int64_t const leading = int64_t(turn ? args.ldb : args.lda) * int64_t(sizeof(Element));
-    int64_t const tenths = leading % 32 != 0 ? kHalfSectorTenths : leading % 64 != 0 ? kHalfLineTenths : 10;
-    // Out of device memory, out of L2, into the busiest multiprocessor, and its products.
-    int64_t const parts[] = {
-        args.batch * rows * boxes * kBoxBytes * 10 / kDramBytesPer10Ps * touched / height,
-        tiles * (height * share * 10 + few * tenths) * boxes * kBoxBytes / kL2BytesPer10Ps,
-        waves * read * boxes * kBoxBytes * 1000 / (split * kReadBytesPerNs),
-        waves * boxes * (kBoxPicoseconds + kWidePicoseconds * wide * ((height + 63) / 64)) / split};
-    int64_t most = 0, sum = 0;
-    for (int64_t const part : parts) {
-      sum += part;
-      if (part > most) most = part;
-    }
-    int64_t taken = most + (sum - most) * kExposedPercent / 100 + waves * height * few * kStoredPicoseconds / split;
-    if (split > 1) taken += waves * (height * few * kGatheredPicoseconds + kAddedPicoseconds);
-    return taken;
-  }
-
-  static Division divide(Args const& args) {
-    Division best{1, kRows};
-    int64_t least = INT64_MAX;
-    for (int share = 1; share <= kRanks; share *= 2) {
-      for (int height = kRows; height > 0; height -= kUnit) {
-        Division const division{share, height};
-        int64_t const taken = cost(args, division);
-        if (taken < least) {
-          least = taken;
-          best = division;
-        }
-      }
-    }
-    return best;
-  }
-
-  static Params params(Args const& args) { return params(args, divide(args)); }
-
-  static Params params(Args const& args, Division const& division) {
+  static Params params(Args const& args) {
     Params result{};
     bool const turn = turned(args);
     int const rows = turn ? args.m : args.n, few = turn ? args.n : args.m;
@@ -211,9 +155,9 @@ struct GemmFewSm90 {
     result.rows = rows;
     result.few_rows = few;
     result.few_height = ceil_div(few, 8) * 8;
-    while (1 << result.share_bits < division.share) ++result.share_bits;
+    while (1 << result.share_bits < args.swizzle) ++result.share_bits;
     while (1 << (result.share_bits + result.split_bits) < kRanks) ++result.split_bits;
-    result.height = division.height;
+    result.height = args.width != 0 ? args.width : kRows;
     result.halved = result.height <= 64;
     result.batch_tiles = ceil_div(rows, result.height << result.share_bits);
     result.tiles = result.batch_tiles * args.batch;

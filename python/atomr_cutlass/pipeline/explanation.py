@@ -14,6 +14,7 @@ from ..generator.archs import SmArch
 from ..generator.epilogue.lower import split
 from ..generator.key import KernelKey, shared_memory
 from ..generator.matrix import family, preset_of
+from ..generator.rules import FEW
 from ..jit import kernels
 from . import devices, select, table
 from .heuristic import heuristics
@@ -205,7 +206,12 @@ def _notes(
         yield f"tuned: this kernel was measured to be the fastest on {search.device.name}, in that time"
     if search.batch_invariant:
         yield f"batch-invariant: {select.reduction(search)}"
-    if best.width:
+    if best.key.mainloop == FEW:
+        yield (
+            f"its tiles have {best.width} of at most {best.key.tile[0]} rows of weights, and {best.swizzle} of "
+            f"{best.key.cluster[2]} thread blocks of a cluster share the few rows, told at launch"
+        )
+    elif best.width:
         yield f"its tiles have {best.width} of at most {best.key.tile[1]} columns, told at launch"
     if note := search.note(best.formulation):
         yield note

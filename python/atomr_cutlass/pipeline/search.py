@@ -45,7 +45,8 @@ class Candidate(Generic[F]):
         formulation: how the problem is put to the kernel: operands swapped, an operand of a tree as C, operands cast, a
             convolution as a GEMM. None for kernels of one task, such as casts.
         swizzle, raster: for the persistent scheduler (sm90 generation); see cpp/src/tile_scheduler.h.
-        width: columns of a tile (of D^T: rows of D), for kernels whose launch chooses them; 0 of others.
+        width: columns of a tile (of D^T: rows of D), for kernels whose launch chooses them; 0 of others. Of kernels for
+            few rows it is the rows of weights in a tile, and the swizzle the thread blocks that share the few rows.
         tuned: whether a record of `tuning` says so, and not the model.
         named: whether a user has named the kernel (`heuristics`).
     """

@@ -262,7 +262,7 @@ def _told(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidate
 
     def of_one_width(candidate: Candidate[F]) -> Candidate[F]:
         """The candidate or, where a kernel with a body for each width is not built, its width's alone."""
-        if candidate.info is not None or not candidate.width:
+        if candidate.info is not None or not gemm_sm90.widths(candidate.key):
             return candidate
         return dataclasses.replace(candidate, key=gemm_sm90.of_width(candidate.key, candidate.width), width=0)
 

@@ -15,7 +15,7 @@ from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue import lower
 from ...generator.epilogue.common import common_of, form_of, wider
-from ...generator.families import gemm_sm80, gemm_sm90
+from ...generator.families import gemm_few_sm90, gemm_sm80, gemm_sm90
 from ...generator.families.base import DEFAULT
 from ...generator.key import ROW, KernelKey, shared_memory
 from ...generator.matrix import cells, supports, with_epilogue
@@ -131,11 +131,17 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         extents = candidate.formulation.extents
         of_model = (1,) if self.batch_invariant else estimate.slices(candidate.key, extents, self.device)
         slices = STREAM_K_SLICES if stream_k else of_model
-        made = super().launches(candidate)
+        if candidate.key.mainloop == FEW:
+            shares = gemm_few_sm90.shares(candidate.key)
+            told = itertools.product(shares, self.widths(candidate))
+            made = (dataclasses.replace(candidate, swizzle=share, width=width) for share, width in told)
+        else:
+            made = super().launches(candidate)
         return (dataclasses.replace(launch, split_k=count) for launch in made for count in slices)
 
     def widths(self, candidate: GemmCandidate) -> Sequence[int]:
-        return gemm_sm90.widths(candidate.key) or super().widths(candidate)
+        family = gemm_few_sm90 if candidate.key.mainloop == FEW else gemm_sm90
+        return family.widths(candidate.key) or super().widths(candidate)
 
     def least(self, candidate: GemmCandidate) -> float:
         return estimate.least(candidate.key, candidate.formulation.extents, self.device)

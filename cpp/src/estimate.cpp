@@ -566,8 +566,8 @@ double Model::few_busy(Kernel const& kernel, Extents const& e, Gpu const& gpu, i
   }
   double const port = of(c_.FEW_PORT, c_.FEW_PORT_ROWS), l2 = of(c_.FEW_L2, c_.FEW_L2_ROWS);
   double const box = of(c_.FEW_BOX_SECONDS, c_.FEW_BOX_ROWS_SECONDS);
-  double const wide = of(c_.FEW_WIDE_SECONDS, c_.FEW_WIDE_ROWS_SECONDS) *
-                      double(few <= 16 ? 16 : round_up(few, 32)) * double(ceil_div(height, 64));
+  double const wide = of(c_.FEW_WIDE_SECONDS, c_.FEW_WIDE_ROWS_SECONDS) * double(few <= 16 ? 16 : round_up(few, 32)) *
+                      double(ceil_div(height, 64));
   double const exposed = of(c_.FEW_EXPOSED, c_.FEW_EXPOSED_ROWS);
 
   // So many thread blocks at once, each with a tile. Two multiprocessors share a port.

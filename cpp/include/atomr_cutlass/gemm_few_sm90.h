@@ -50,9 +50,9 @@ struct GemmFewSm90 {
   static constexpr bool kAlongK = cute::is_same_v<LayoutB, cutlass::layout::ColumnMajor>;
   static constexpr int kBoxBytes = 128;  // bytes of K of a row that a TMA load takes at once: the swizzle's width
   static constexpr int kBox = kBoxBytes / int(sizeof(Element));
-  static constexpr int kRows = 128;               // the tallest tile
+  static constexpr int kRows = 128;  // the tallest tile
   static constexpr int kUnit = kAlongK ? 8 : 16;  // heights of tiles are multiples of it
-  static constexpr int kPiece = 64;               // rows that a TMA load takes at most where they are contiguous
+  static constexpr int kPiece = 64;  // rows that a TMA load takes at most where they are contiguous
   static constexpr int kConsumers = 256;
   static constexpr int kThreads = kConsumers + 64;  // a warp loads the weights, another the few rows
   static constexpr int kMinBlocks = 1;
@@ -84,10 +84,10 @@ struct GemmFewSm90 {
     int32_t height, tiles, batch_tiles, clusters;
     // Thread blocks that divide K, and that share the few rows, as powers of 2: kRanks together.
     int32_t split_bits, share_bits;
-    int32_t halved;        // both warp groups multiply the same rows
-    int32_t few_height;    // the few rows that are loaded: a multiple of 8
-    int32_t group;         // boxes that a warp group multiplies at once
-    int32_t step;          // boxes of K that are waited for at once: a group for each half
+    int32_t halved;  // both warp groups multiply the same rows
+    int32_t few_height;  // the few rows that are loaded: a multiple of 8
+    int32_t group;  // boxes that a warp group multiplies at once
+    int32_t step;  // boxes of K that are waited for at once: a group for each half
     int32_t steps, stage_steps, stages, stages_offset;
     int32_t weights_batched, few_batched;
     int32_t bound;  // no launch that may be running writes the weights
@@ -117,8 +117,8 @@ struct GemmFewSm90 {
     bool const shares = args.swizzle > 0 && args.swizzle <= kRanks && (args.swizzle & (args.swizzle - 1)) == 0;
     bool const is_height = args.width >= 0 && args.width <= kRows && args.width % kUnit == 0;
     return args.m > 0 && args.n > 0 && args.k > 0 && args.batch > 0 && few <= kFew && args.split_k == 1 && shares &&
-           is_height &&
-           aligned(args.a, args.lda, args.batch_stride_a) && aligned(args.b, args.ldb, args.batch_stride_b);
+           is_height && aligned(args.a, args.lda, args.batch_stride_a) &&
+           aligned(args.b, args.ldb, args.batch_stride_b);
   }
 
   static uint64_t workspace_size(Args const&) { return 0; }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -213,20 +214,9 @@ class BoundPlan:
         """Writes new values into the bound operand; see `Weights` and `Binding.refit`. Of a list, a list of values."""
         self.binding.refit(import_weights(weights, stream))
 
-    @property
-    def source(self) -> str:
-        """The kernel's source."""
-        return str(self.plan.source)
-
-    @property
-    def kernel_name(self) -> str:
-        """The kernel's name."""
-        return str(self.plan.kernel_name)
-
-    @property
-    def kernel_handle(self) -> object:
-        """The loaded kernel."""
-        return self.plan.kernel_handle
+    source = property(operator.attrgetter("plan.source"), doc="The kernel's source.")
+    kernel_name = property(operator.attrgetter("plan.kernel_name"), doc="The kernel's name.")
+    kernel_handle = property(operator.attrgetter("plan.kernel_handle"), doc="The loaded kernel.")
 
 
 def _alike(view: _core.Operand, strides: tuple[int, ...]) -> bool:

@@ -75,12 +75,9 @@ class GemmEpilogue:
     @property
     def kind(self) -> str:
         """The operations without their scalars, as `linear+c+bias+relu`; a tree by its id."""
-        words = ["linear"]
-        words += ["c"] if self.beta != 0 else []
-        words += ["bias"] if self.bias else []
-        words += [self.activation] if self.activation is not None else []
-        words += [self.tree.id] if self.tree is not None else []
-        return "+".join(words)
+        tree = "" if self.tree is None else self.tree.id
+        words = ("linear", "c" if self.beta != 0 else "", "bias" if self.bias else "", self.activation or "", tree)
+        return "+".join(filter(None, words))
 
     @property
     def follows(self) -> bool:
@@ -156,9 +153,7 @@ class Request(KernelUse, ABC):
         """Checks the fields that all requests have, and others of these kinds, none of which may be None."""
         for name, kind in {"dtype": CutlassDtype, "epilogue": GemmEpilogue, **kinds}.items():
             expect(getattr(self, name), kind, name)
-        for name, kind in (("arch", SmArch), ("out_dtype", CutlassDtype)):
-            if getattr(self, name) is not None:
-                expect(getattr(self, name), kind, name)
+        check_options(arch=self.arch, out_dtype=self.out_dtype)
         if self.binding is not None and (not isinstance(self.binding, str) or not self.binding):
             raise InvalidOperandError(f"binding is {shown(self.binding)}; expected a name, or None")
 

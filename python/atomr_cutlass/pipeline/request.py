@@ -298,11 +298,6 @@ class RequestOptions:
         value = self.given(name)
         return self.extent if value is None else int(value)
 
-    def number(self, name: str, default: float) -> float:
-        """A scalar, which may be 0."""
-        value = self.values.get(name)
-        return default if value is None else float(value)
-
     def numbers(self, name: str, default: str, counts: tuple[int, ...]) -> tuple[int, ...]:
         """Whole numbers, as many as one of the counts says."""
         text = self.given(name) or default
@@ -312,23 +307,15 @@ class RequestOptions:
             raise InvalidOperandError(f"--{name} is {text!r}; expected {wanted} whole numbers, comma-separated")
         return tuple(map(int, words))
 
-    def element_type(self, name: str) -> CutlassDtype | None:
-        """An element type, or None."""
-        return self._parsed(CutlassDtype.parse, name)
-
     @property
     def dtype(self) -> CutlassDtype:
         """The element type of the operands."""
         if self.values.get("dtype") == "":
             raise InvalidOperandError("--dtype is empty")
-        return self.element_type("dtype") or CutlassDtype.BF16
+        return self.parsed("dtype", CutlassDtype.parse) or CutlassDtype.BF16
 
-    @property
-    def arch(self) -> SmArch | None:
-        """The target."""
-        return self._parsed(SmArch.parse, "arch")
-
-    def _parsed(self, parse: Callable[[str], T], name: str) -> T | None:
+    def parsed(self, name: str, parse: Callable[[str], T]) -> T | None:
+        """The value that a text stands for, such as an element type; None where it was not given."""
         text = self.given(name)
         try:
             return None if text is None else parse(text)

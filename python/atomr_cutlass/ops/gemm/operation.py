@@ -256,13 +256,13 @@ def layouts_from(options: RequestOptions) -> dict[str, Any]:
 def fields_from(options: RequestOptions) -> dict[str, Any]:
     """The fields of a request that every operation's have."""
     epilogue = GemmEpilogue(
-        alpha=options.number("alpha", 1.0),
-        beta=options.number("beta", 0.0),
+        alpha=float(options.values.get("alpha", 1.0)),
+        beta=float(options.values.get("beta", 0.0)),
         bias=options.flag("bias"),
         activation=options.given("activation"),
     )
-    out_dtype = options.element_type("out_dtype")
-    return {"dtype": options.dtype, "arch": options.arch, "epilogue": epilogue, "out_dtype": out_dtype}
+    arch, out_dtype = options.parsed("arch", SmArch.parse), options.parsed("out_dtype", CutlassDtype.parse)
+    return {"dtype": options.dtype, "arch": arch, "epilogue": epilogue, "out_dtype": out_dtype}
 
 
 def sample_shape(key: KernelKey) -> GemmShape:
@@ -319,7 +319,7 @@ class GemmOperation(PlannedOperation[GemmRequest]):
             GemmShape(options.size("m"), options.size("n"), options.size("k"), 1 if batch is None else batch),
             **fields_from(options),
             **layouts_from(options),
-            dtype_b=options.element_type("dtype_b"),
+            dtype_b=options.parsed("dtype_b", CutlassDtype.parse),
             precision=options.given("precision"),
             fast_accum=options.flag("fast_accum"),
             scaling=options.given("scaling"),

@@ -343,7 +343,7 @@ def test_what_is_wrong_with_scales_is_said_in_the_answer(changes: dict[str, Any]
 def test_scales_that_the_request_has_not_are_refused() -> None:
     request = GemmRequest(SCALED.shape, dtype=D.F8E4M3, layout_b=GemmLayout.COL_MAJOR, quantized=True)
     given = {**operands_of(request), "scale_a": filled(np.float32, 1)}
-    assert "operands has scale_a, but the request has none" in refusal(CutlassMsg.Gemm(request, given))
+    assert "operands has 'scale_a'; expected a, b, scale_d, amax and c" in refusal(CutlassMsg.Gemm(request, given))
 
 
 @pytest.mark.parametrize(

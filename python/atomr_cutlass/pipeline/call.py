@@ -45,13 +45,10 @@ _LABELS = ("out", *SCALES, "global_scale")
 
 
 class Result(NamedTuple):
-    """An array that a call writes.
+    """An array that a call writes, with extents as kernels have them; `element` is DLPack's (type code, bits).
 
-    Attributes:
-        shape: its extents, as kernels have them.
-        element: DLPack's (type code, bits).
-        array: the caller's, or a new one; None where that is not made yet, or JAX imports it when it is finished.
-        made: whether the array is a new one.
+    `array` is the caller's, or a new one that was `made`; None where that is not made yet, or JAX imports it when it is
+    finished.
     """
 
     shape: tuple[int, ...]

@@ -246,13 +246,7 @@ def math_of(dtype: CutlassDtype, precision: str | None, *, fast_accum: bool = Fa
 
 @dataclass(frozen=True)
 class Option:
-    """An option of requests.
-
-    Attributes:
-        name: a Python name; on the command line `--` and dashes.
-        default: of its kind; None is an integer that is not given.
-        least: of an integer.
-    """
+    """An option of requests. Its default says its kind; None is an integer, from `least`, that is not given."""
 
     name: str
     help: str
@@ -274,11 +268,9 @@ COMMON = (
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """The options of one request.
+    """The options of one request, and the extent of every dimension that is not given.
 
-    Attributes:
-        extent: of every dimension that is not given.
-        values: by name; options that were not given have their defaults, or are left out.
+    Of those that were not given, `values` has the defaults, or nothing.
     """
 
     extent: int

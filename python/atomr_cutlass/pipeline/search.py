@@ -164,14 +164,9 @@ class KernelSearch(abc.ABC, Generic[F]):
 
     def serves(self, key: KernelKey) -> Status:
         """Whether a kernel serves the problem; the reason is of the formulation that it comes closest to serving."""
-        closest = OTHER_OP
-        for formulation in itertools.chain.from_iterable(self.formulations):
-            if self.op_of(formulation) == key.op:
-                status = self.supports(key, formulation)
-                if status:
-                    return status
-                closest = max(closest, status, key=lambda refusal: refusal.passed)
-        return closest
+        formulations = itertools.chain.from_iterable(self.formulations)
+        found = [self.supports(key, formulation) for formulation in formulations if self.op_of(formulation) == key.op]
+        return max([OTHER_OP, *found], key=lambda status: (status.ok, status.passed))
 
     def every_cell(self, arch: SmArch) -> Iterable[KernelKey]:
         """All keys that can be compiled for an arch."""

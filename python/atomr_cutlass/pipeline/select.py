@@ -371,14 +371,8 @@ def in_preset(key: KernelKey) -> KernelKey | None:
         return key
     epilogues = (common_of(key.epilogue), wider(key.epilogue)) if has_tree(key.epilogue) else ()
     alike = ("a", "b", "d", "math", "layout_a", "layout_b")
-    return next(
-        (
-            cell
-            for cell in matrix(key.op, key.arch)
-            if cell.epilogue in epilogues and all(getattr(cell, name) == getattr(key, name) for name in alike)
-        ),
-        None,
-    )
+    cells = (cell for cell in matrix(key.op, key.arch) if cell.epilogue in epilogues)
+    return next((cell for cell in cells if all(getattr(cell, name) == getattr(key, name) for name in alike)), None)
 
 
 def knob(key: KernelKey) -> str:

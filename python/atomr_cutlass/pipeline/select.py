@@ -199,7 +199,10 @@ def choose(
     """
     compiling = backend != "prebuilt" and kernels.policy(jit) != "off"
     if told := _told(search, built=backend != "jit", compiling=compiling):
-        return told
+        if told.info is not None or not told.width:
+            return told
+        # Of a kernel with a body for each width, where it is not built, that of its width alone is compiled.
+        return dataclasses.replace(told, key=gemm_sm90.of_width(told.key, told.width), width=0)
     if backend != "jit":
         built = first(search) or (first(search, built_helpers=False) if compiling else None)
         if built:
@@ -211,10 +214,9 @@ def choose(
         kernels.record_miss(best.key)
     if compiling:
         return best
-    error: CutlassError
     if backend == "jit":
         there = any(info.key == best.key for info in table.rows())
-        error = KernelNotFoundError(
+        error: CutlassError = KernelNotFoundError(
             f"backend='jit' passes over the table and asks for {best.key.name}: leave it out; the table "
             + ("has that" if there else f"lacks that: {remedy(search, best.key)}")
         )
@@ -246,15 +248,9 @@ def _told(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidate
             for group in groups:
                 yield from candidates_of(search, key, info, group if compiling else _helped(search, group))
 
-    def of_one_width(candidate: Candidate[F]) -> Candidate[F]:
-        """The candidate or, where a kernel with a body for each width is not built, its width's alone."""
-        if candidate.info is not None or not candidate.width:
-            return candidate
-        return dataclasses.replace(candidate, key=gemm_sm90.of_width(candidate.key, candidate.width), width=0)
-
     if search.named is not None:
         for candidate in obtainable(search.named, search.formulations):
-            return of_one_width(dataclasses.replace(candidate, named=True))
+            return dataclasses.replace(candidate, named=True)
     problem = search.tuned_problem
     if problem is None or not (record := tuning.find(search.device.name, problem)):
         return None
@@ -263,7 +259,7 @@ def _told(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidate
         for launch in search.launches(candidate) if record.width in search.widths(candidate) else ():
             if launch.options[:-1] == record.options[:-1]:
                 seconds = record.microseconds / 1e6
-                return of_one_width(dataclasses.replace(launch, width=record.width, seconds=seconds, tuned=True))
+                return dataclasses.replace(launch, width=record.width, seconds=seconds, tuned=True)
     return None
 
 

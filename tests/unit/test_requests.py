@@ -80,7 +80,7 @@ def test_extents_of_zero_and_the_largest_are_taken() -> None:
     [
         ({"shape": (8, 16, 32)}, "shape is .* expected a GemmShape"),
         ({"dtype": "bf16"}, "dtype is 'bf16'; expected a CutlassDtype"),
-        ({"arch": "sm_80"}, "arch is 'sm_80'; expected a SmArch"),
+        ({"arch": "sm_80"}, "arch is 'sm_80'; expected an SmArch"),
         ({"layout_a": "row"}, "layout_a is 'row'; expected a GemmLayout"),
         ({"layout_b": None}, "layout_b is None; expected a GemmLayout"),
         ({"layout_c": 0}, "layout_c is 0; expected a GemmLayout"),

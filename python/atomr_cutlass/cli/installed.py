@@ -224,11 +224,7 @@ def _tool(version: str, where: Path) -> dict[str, str]:
 
 
 def _gpu(device: Device, kernels: list[KernelInfo]) -> dict[str, Any]:
-    runs = sum(
-        info.shared_bytes <= device.shared_memory
-        and devices.rank_arch(info.key.arch, device, ptx=info.ptx, cuda_version=info.cuda_version) is not None
-        for info in kernels
-    )
+    runs = sum(info.shared_bytes <= device.shared_memory and info.rank(device) is not None for info in kernels)
     return {**asdict(device), "arch": device.arch.value if device.arch else None, "kernels": runs}
 
 

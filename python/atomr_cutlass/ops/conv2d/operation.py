@@ -258,6 +258,7 @@ class ConvOperation(PlannedOperation[ConvRequest]):
         self.name = request_type.op
         self.request_type = request_type
         self.bound = OPERANDS[self.name][1]
+        self.optional = ("c",) if self.name == WGRAD else ("c", "bias")
         self.function = "conv2d" if self.name == FPROP else self.name
         self.refuses = NO_CHECK | {
             "amax": "an epilogue reduces it (`total_amax`)",
@@ -278,9 +279,6 @@ class ConvOperation(PlannedOperation[ConvRequest]):
         table = [slot(*pair) for pair in zip(OPERANDS[self.name], (conv.a, conv.b), strict=True)]
         table += [] if conv.c is None else [slot("c", conv.c)]
         return (*table, *epilogue_slots(conv.fusion), slot("out", conv.d))
-
-    def optional_names(self, request: ConvRequest) -> tuple[str, ...]:
-        return (*OPERANDS[self.name], "c", *(("bias",) if self.name != WGRAD else ()))
 
     def extents(self, request: ConvRequest) -> dict[str, Any]:
         g = request.shape.geometry

@@ -98,6 +98,7 @@ class GatedGemmOperation(GemmOperation):
     name = OP
     request_type = GatedGemmRequest
     message = "GatedGemm"
+    optional = ()
     refuses = MappingProxyType(NO_CHECK | REFUSES)
     options = (
         *_OWN,

@@ -44,7 +44,7 @@ from ...pipeline.request import (
 from ..quantize.reference import VECTOR, swizzled_size
 from .kernels import GemmCandidate, GemmSearch
 from .plans import make, search_for
-from .scaled import NO_SCALES, SCALES, Scale, Scales, result_of, scale_shapes
+from .scaled import SCALES, Scale, Scales, result_of, scale_shapes
 
 if TYPE_CHECKING:
     from ...pipeline.probe import Probe
@@ -256,13 +256,13 @@ def layouts_from(options: RequestOptions) -> dict[str, Any]:
 def fields_from(options: RequestOptions) -> dict[str, Any]:
     """The fields of a request that every operation's have."""
     epilogue = GemmEpilogue(
-        alpha=options.number("alpha", 1.0),
-        beta=options.number("beta", 0.0),
+        alpha=float(options.values.get("alpha", 1.0)),
+        beta=float(options.values.get("beta", 0.0)),
         bias=options.flag("bias"),
         activation=options.given("activation"),
     )
-    out_dtype = options.element_type("out_dtype")
-    return {"dtype": options.dtype, "arch": options.arch, "epilogue": epilogue, "out_dtype": out_dtype}
+    arch, out_dtype = options.parsed("arch", SmArch.parse), options.parsed("out_dtype", CutlassDtype.parse)
+    return {"dtype": options.dtype, "arch": arch, "epilogue": epilogue, "out_dtype": out_dtype}
 
 
 def sample_shape(key: KernelKey) -> GemmShape:
@@ -309,17 +309,13 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         slots += [_scale(name, scale) for name, scale in zip(SCALES, scales, strict=True) if scale is not None]
         return (*slots, *epilogue_slots(request.fusion()), OperandSlot("out", (result_of(problem),), written=True))
 
-    def optional_names(self, request: GemmRequest) -> tuple[str, ...]:
-        names = ("a", "b", "c", *(SCALES if request.scales() != NO_SCALES else ()))
-        return tuple(name for name in names if name not in self.refuses)
-
     def request(self, options: RequestOptions) -> GemmRequest:
         batch = options.given("batch")
         return self.request_type(
             GemmShape(options.size("m"), options.size("n"), options.size("k"), 1 if batch is None else batch),
             **fields_from(options),
             **layouts_from(options),
-            dtype_b=options.element_type("dtype_b"),
+            dtype_b=options.parsed("dtype_b", CutlassDtype.parse),
             precision=options.given("precision"),
             fast_accum=options.flag("fast_accum"),
             scaling=options.given("scaling"),
@@ -332,20 +328,13 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         return make(request.problem(device), request.scales(), request.fusion(), **options)
 
     def write_empty(self, request: GemmRequest, arrays: Mapping[str, Any], stream: int) -> None:
-        if request.tree is not None:
-            from ...epilogue.bind import reduce_nothing  # which loads the tracer
-
-            reduce_nothing(request.tree.outputs, dict(arrays), stream)
+        super().write_empty(request, arrays, stream)
         if "amax" in arrays:
             operands.clear_async(arrays["amax"], stream)
 
     def result_layout(self, request: GemmRequest) -> str:
         refuse_columns(request.layout_c)
         return super().result_layout(request)
-
-    def search(self, request: GemmRequest, device: Device) -> GemmSearch | None:
-        empty = 0 in (request.shape.m, request.shape.n, request.shape.batch)
-        return None if empty else request.search(device)
 
     def random_arrays(self, request: GemmRequest, generator: np.random.Generator) -> Arrays:
         from .probe import random_fp4

@@ -195,6 +195,7 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
     request_type = GroupedGemmRequest
     message = "GroupedGemm"
     bound = "b"
+    optional = ("c", "bias")
     refuses = MappingProxyType(
         {
             "amax": "the kernels write D alone",
@@ -219,9 +220,6 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
             *(OperandSlot(operand.name, operand.arrays, listed=operand.kind == ROW) for operand in inputs),
             OperandSlot("out", grouped.d, listed=True, written=True),
         )
-
-    def optional_names(self, request: GroupedGemmRequest) -> tuple[str, ...]:
-        return ("a", "b", "c", *(() if request.scaling is None else ("scale_a", "scale_b")), "bias")
 
     def extents(self, request: GroupedGemmRequest) -> dict[str, Any]:
         return {"groups": [[group.m, group.n, group.k] for group in request.shape.groups]}
@@ -258,9 +256,6 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
     def result_layout(self, request: GroupedGemmRequest) -> str:
         refuse_columns(request.layout_c)
         return super().result_layout(request)
-
-    def search(self, request: GroupedGemmRequest, device: Device) -> GroupedSearch | None:
-        return None if request.problem(device.index).empty else request.search(device)
 
     def sample(
         self, key: KernelKey, epilogue: str, device: Device

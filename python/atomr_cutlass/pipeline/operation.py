@@ -187,7 +187,7 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
 
     def names(self, request: RequestT) -> tuple[str, ...]:
         """The operands that requests of this kind may have, those of this one first; without the result."""
-        own = tuple(slot.name for slot in self.operands(request)[:-1])
+        own = tuple(slot.name for slot in operands_of(request)[:-1])
         return own + tuple(name for name in self.optional_names(request) if name not in own)
 
     def extents(self, request: RequestT) -> dict[str, Any]:
@@ -223,10 +223,6 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
 
     def write_empty(self, request: RequestT, arrays: Mapping[str, Any], stream: int) -> None:
         """Writes the outputs beside a result without elements: where an operation has such, reductions of nothing."""
-
-    def result_layout(self, request: RequestT) -> str:
-        """How callers name the dimensions of a result that is allocated for them, `nhwc` or `nchw`; refuses others."""
-        return "nhwc"
 
     def search(self, request: RequestT, device: Device) -> KernelSearch[Any] | None:
         """The kernels of a request; None where the result has no elements, so that nothing is launched."""

@@ -178,11 +178,11 @@ class CutlassActor:
             error, as `await` does without blocking the event loop; `tell(msg)` wants no answer; `stop()` ends it when
             what was sent before is answered, as the interpreter's exit does.
         """
-        from . import mailbox
+        from .mailbox import Mailbox
 
         with self._lock:
             if self._mailbox is None or not self._mailbox.is_alive():
-                self._mailbox = mailbox.start(self._begin, self._in_flight)
+                self._mailbox = Mailbox.start(self._begin, self._in_flight)
             return self._mailbox
 
     def unbind(self, key: PlanKey) -> None:
@@ -209,11 +209,7 @@ class CutlassActor:
         raise InvalidOperandError(f"msg is a {type(msg).__name__}; expected a CutlassMsg, such as CutlassMsg.Gemm")
 
     def _show(self, source: str, name: str) -> None:
-        if self._compile_sink is not None:
-            try:
-                self._compile_sink(source, name)
-            except Exception as error:  # noqa: BLE001 - whatever the caller's sink does
-                _warn(f"the compile sink failed on {name}: {error!r}")
+        _call_hook(self._compile_sink, source, name, failure=f"the compile sink failed on {name}")
 
     # Without operands
 
@@ -248,15 +244,17 @@ class CutlassActor:
 
     def _compute(self, request: Request, launch: Launch) -> Work:
         self._check_device(launch.device)
-        if all(0 in view.shape for _, view in launch.results):
-            return _of_nothing(request, launch)
         launch = replace(launch, stream=self._placed(launch, "a plan (ac.plan)", named=launch.named))
-        key = request.plan_key()
+        operation, key = operation_of(request), request.plan_key()
+        if all(0 in view.shape for _, view, _ in launch.results):
+            reached = launched(
+                lambda: operation.write_empty(request, launch.arrays, launch.stream), launch.device, launch.stream
+            )
+            return Work(launch.finished, launch.stream, reached)
         if request.binding is not None and key not in self._bindings and not _bound_operand(request, launch):
             raise _unbound(request)  # before a plan is made, which can take a compilation
         made = self._plan(key, lambda: self._planner(request, self.device))
-        reached = self._launch(made, request, key, launch)
-        return Work(launch.finished, launch.stream, (reached,))
+        return Work(launch.finished, launch.stream, self._launch(made, request, key, launch))
 
     def _placed(self, work: Launch | Invocation, instead: str, *, named: bool) -> int:
         """The stream of work: the message's or, where the sender has named none, the actor's, behind the message's."""
@@ -276,26 +274,26 @@ class CutlassActor:
         stream = self._placed(call, f"ac.{msg.operation.name}", named=msg.request.stream is not None)
         call = replace(call, stream=stream)
         answer: list[Any] = []
-        reached = launched(call.device, call.stream, lambda: answer.append(call.run()))
-        return Work(answer.pop, call.stream, (reached,), kept=call)
+        reached = launched(lambda: answer.append(call.run()), call.device, stream)
+        return Work(answer.pop, stream, reached, kept=call)
 
     def _check_device(self, device: int) -> None:
         if device != self.device:
             raise InvalidOperandError(f"the operands are on cuda:{device}; this actor works on cuda:{self.device}")
 
-    def _launch(self, made: Any, request: Request, key: PlanKey, launch: Launch) -> _core.Event:
+    def _launch(self, made: Any, request: Request, key: PlanKey, launch: Launch) -> tuple[_core.Event, ...]:
         def run(arrays: dict[str, _core.Operand]) -> None:
             operation, epilogue = operation_of(request), request.epilogue
             # A plan serves every request of its key, whose scalars may differ.
             operation.launch(made, request, arrays, alpha=epilogue.alpha, beta=epilogue.beta, stream=launch.stream)
 
-        def run_bound(bound: BoundOperand) -> _core.Event:
+        def run_bound(bound: BoundOperand) -> tuple[_core.Event, ...]:
             known = {**launch.arrays, **bound.operands}
             arrays = {label: known[label] for slot in operands_of(request) for label in slot.labels}
             return bound.launch(launch.stream, lambda: run(arrays))
 
         if request.binding is None:
-            return launched(launch.device, launch.stream, lambda: run(launch.arrays))
+            return launched(lambda: run(launch.arrays), launch.device, launch.stream)
         bound = self._bindings.get(key)
         if bound is None:
             with self._keys.hold(key):
@@ -341,11 +339,7 @@ class CutlassActor:
             if self.poisoned is not None:
                 return False
             self.poisoned = error
-        if self._on_poisoned is not None:
-            try:
-                self._on_poisoned(error)
-            except Exception as failure:  # noqa: BLE001 - whatever the caller's hook does
-                _warn(f"on_poisoned failed: {failure!r}")
+        _call_hook(self._on_poisoned, error, failure="on_poisoned failed")
         return True
 
 
@@ -386,19 +380,6 @@ def _failed(error: BaseException) -> Work:
     return Work(fail)
 
 
-def _of_nothing(request: Request, launch: Launch) -> Work:
-    """The result without elements; reductions of it are written."""
-    operation = operation_of(request)
-    *table, _ = operands_of(request)
-    if not any(slot.written for slot in table):
-        return Work(launch.finished)
-    _refuse_captured(launch.device, launch.stream, f"ac.{operation.name}")
-    reached = launched(
-        launch.device, launch.stream, lambda: operation.write_empty(request, launch.arrays, launch.stream)
-    )
-    return Work(launch.finished, launch.stream, (reached,))
-
-
 def _binding_of(request: Request, launch: Launch) -> BoundOperand:
     views = _bound_operand(request, launch)
     if not views:
@@ -433,5 +414,10 @@ def _unbound(request: Request) -> InvalidOperandError:
     return InvalidOperandError(f"binding {request.binding!r} has no operand yet: the first message has to bring {name}")
 
 
-def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=3)
+def _call_hook(hook: Callable[..., object] | None, *arguments: Any, failure: str) -> None:
+    """Calls a function of the caller's, if there is one; what it raises is warned about."""
+    try:
+        if hook is not None:
+            hook(*arguments)
+    except Exception as error:  # noqa: BLE001 - whatever it does
+        warnings.warn(f"{failure}: {error!r}", RuntimeWarning, stacklevel=3)

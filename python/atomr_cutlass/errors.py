@@ -16,7 +16,6 @@ __all__ = [
     "KernelNotFoundError",
     "LibraryError",
     "UnsupportedError",
-    "require",
 ]
 
 

@@ -944,7 +944,7 @@ def test_what_is_in_flight_gets_the_error_and_the_hook_is_called_once(gpu: FakeG
 # ----------------------------------------------------------------------------------------------------------------------
 
 _WORKERS = """
-import os, sys
+import contextlib, os, sys
 import atomr_cutlass as ac
 from pathlib import Path
 
@@ -963,8 +963,13 @@ def by_the_hook(log, good_from):
         if len(Path(log).read_text().split()) < good_from:
             ac.exit_for_restart(error)
 
+    class Losing(ac.GemmRequest):
+        def render_cu(self):
+            raise ac.ContextPoisonedError("an illegal memory access was encountered")
+
     actor = ac.CutlassActor(8, on_poisoned=hook)
-    actor._poison(ac.ContextPoisonedError("an illegal memory access was encountered"))
+    with contextlib.suppress(ac.ContextPoisonedError):
+        actor.handle(ac.CutlassMsg.Gemm(Losing(ac.GemmShape(8, 8, 8), dtype=ac.CutlassDtype.F16)))
 
 
 def fails():

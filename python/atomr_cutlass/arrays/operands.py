@@ -27,7 +27,7 @@ from .numerics import BYTE, AnyArray, Element, default_out_dtype, dtype_of, elem
 __all__ = [
     "BYTE", "CPU", "CUDA", "as_operand", "check_apart", "check_backend", "check_devices", "check_followers",
     "check_out", "check_scalars", "check_writable", "clear_async", "copy_in", "current_stream", "download", "dtype_of",
-    "empty", "finished", "host_result", "is_jax", "launch_stream", "launching", "on_reference", "refuse_jax_out",
+    "empty", "finished", "host_result", "launch_stream", "launching", "on_reference", "refuse_jax_out",
     "result_dtype", "stream_handle", "to_numpy", "upload", "views_of", "write_async",
 ]  # fmt: skip
 
@@ -88,11 +88,6 @@ def _handle_of(stream: Any) -> Any:
 def current_stream(array: Any) -> int:
     """The stream that the array's framework works on in this thread, on the array's device; 0 where it has none."""
     return (framework_of(array) or OWN).current_stream(array, None) or 0
-
-
-def is_jax(array: Any) -> bool:
-    """Whether the array is JAX's: immutable, and on no stream that a caller can name."""
-    return JAX.recognizes(array)
 
 
 def empty(shape: tuple[int, ...], element: Element, device: int, like: Any) -> tuple[Any, _core.Operand]:
@@ -222,7 +217,7 @@ def check_apart(
 
 def refuse_jax_out(out: Any, name: str = "out", *, needed: bool = False) -> None:
     """Refuses a JAX array for a result, which may be left out unless it is `needed`."""
-    if out is not None and is_jax(out):
+    if out is not None and JAX.recognizes(out):
         cure = "give an array that may be written" if needed else f"leave {name} away"
         raise InvalidOperandError(f"{name} is a JAX array, which cannot be written: {cure}")
 

@@ -207,23 +207,16 @@ class Number:
 class TracedView(_core.Operand):
     """A view whose extents and strides are numbers; its `view` has them as integers."""
 
+    shape: tuple[Any, ...] = ()
+    strides: tuple[Any, ...] = ()
+
     def __init__(self, view: _core.Operand, shape: tuple[Any, ...], strides: tuple[Any, ...]) -> None:
         """The view with these extents and strides, whose values are its own."""
         super().__init__(
             view.pointer, view.shape, view.strides, view.dtype, view.device_type, view.device, view.read_only, view,
             view.settled,
         )  # fmt: skip
-        self.view, self._shape, self._strides = view, shape, strides
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Extents."""
-        return self._shape
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Elements from one index to the next."""
-        return self._strides
+        self.view, self.shape, self.strides = view, shape, strides
 
 
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..arrays import operands
-from ..checks import check_count, check_index, check_options, shown
+from ..checks import check_index, check_integer, check_options, shown
 from ..errors import ContextPoisonedError, InvalidOperandError, LibraryError
 from ..jit import kernels
 from ..jit.locks import KeyedLocks, renewed
@@ -105,7 +105,7 @@ class CutlassActor:
         """
         check_options(mock=mock)
         check_index(device, "device")
-        check_count(in_flight, "in_flight", "the works in flight at most")
+        check_integer(in_flight, "in_flight", "an integer from 1, the works in flight at most", least=1)
         for name, hook in (("compile_sink", compile_sink), ("on_poisoned", on_poisoned), ("planner", planner)):
             if not (callable(hook) or (hook is None and name != "planner")):
                 raise InvalidOperandError(f"{name} is {shown(hook)}; expected a function")
@@ -163,7 +163,10 @@ class CutlassActor:
             try:
                 return work.result()
             except ContextPoisonedError as error:
-                if self._poison(error):
+                with self._lock:
+                    first, self.poisoned = self.poisoned is None, self.poisoned or error
+                if first:
+                    _call_hook(self._on_poisoned, error, failure="on_poisoned failed")
                     raise
         raise ContextPoisonedError(
             f"refused, since this process has lost its CUDA context: {self.poisoned}; work goes on in a fresh process "
@@ -282,15 +285,15 @@ class CutlassActor:
             raise InvalidOperandError(f"the operands are on cuda:{device}; this actor works on cuda:{self.device}")
 
     def _launch(self, made: Any, request: Request, key: PlanKey, launch: Launch) -> tuple[_core.Event, ...]:
-        def run(arrays: dict[str, _core.Operand]) -> None:
-            operation, epilogue = operation_of(request), request.epilogue
+        operation, epilogue = operation_of(request), request.epilogue
+
+        def run(views: dict[str, _core.Operand]) -> None:
+            arrays = {label: views[label] for slot in operands_of(request) for label in slot.labels}
             # A plan serves every request of its key, whose scalars may differ.
             operation.launch(made, request, arrays, alpha=epilogue.alpha, beta=epilogue.beta, stream=launch.stream)
 
         def run_bound(bound: BoundOperand) -> tuple[_core.Event, ...]:
-            known = {**launch.arrays, **bound.operands}
-            arrays = {label: known[label] for slot in operands_of(request) for label in slot.labels}
-            return bound.launch(launch.stream, lambda: run(arrays))
+            return bound.launch(launch.stream, lambda: run({**launch.arrays, **bound.operands}))
 
         if request.binding is None:
             return launched(lambda: run(launch.arrays), launch.device, launch.stream)
@@ -332,15 +335,6 @@ class CutlassActor:
         weights = msg.imported
         reached = bound.refit(weights)
         return Work(lambda: None, weights[0].stream, reached, kept=weights)
-
-    def _poison(self, error: ContextPoisonedError) -> bool:
-        """Whether this is the error that lost the context, or the first that said so."""
-        with self._lock:
-            if self.poisoned is not None:
-                return False
-            self.poisoned = error
-        _call_hook(self._on_poisoned, error, failure="on_poisoned failed")
-        return True
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Mailbox(pykka.ThreadingActor):
 
     def on_start(self) -> None:
         """Tells the thread from those that may wait for room."""
-        _own_threads.add(threading.get_ident())
+        _this_thread.is_awaited = True
 
     def on_receive(self, message: Any) -> Work:
         """Launches the work of a message, once there is room for it."""
@@ -53,7 +53,6 @@ class Mailbox(pykka.ThreadingActor):
         """Has everything answered that was received; what is sent from now on is refused."""
         self.actor_inbox.close()
         self._answers.close()
-        _own_threads.discard(threading.get_ident())
         _running.discard(self.actor_ref)
 
     def _create_actor_inbox(self) -> _Inbox:  # type: ignore[override] # a static method of Pykka's
@@ -183,10 +182,9 @@ class _Answers:
                 waiting.put(None)
 
     def _serve(self, stream: int, waiting: queue.SimpleQueue[tuple[Work, _Reply] | None]) -> None:
-        _own_threads.add(threading.get_ident())
+        _this_thread.is_awaited = True
         while self._serve_next(stream, waiting):
             pass
-        _own_threads.discard(threading.get_ident())
 
     def _serve_next(self, stream: int, waiting: queue.SimpleQueue[tuple[Work, _Reply] | None]) -> bool:
         """Whether there may be more. Operands live no longer than this call's variables."""
@@ -215,13 +213,13 @@ class _Answers:
             self._slots.release()
 
 
-_own_threads: set[int] = set()
-"""The threads that others wait for: none of them may wait for room in a mailbox."""
+_this_thread = threading.local()
+"""Those that serve have `is_awaited`, since others wait for them: none may wait for room in a mailbox."""
 
 
 def _must_go_on() -> bool:
     """Whether this thread must not wait: it serves, or runs an event loop."""
-    if threading.get_ident() in _own_threads:
+    if hasattr(_this_thread, "is_awaited"):
         return True
     try:
         asyncio.get_running_loop()
@@ -246,7 +244,6 @@ def _retire_in_child() -> None:
         mailbox.actor_stopped = threading.Event()
         mailbox.actor_stopped.set()
     _running.clear()
-    _own_threads.clear()
 
 
 os.register_at_fork(after_in_child=_retire_in_child)

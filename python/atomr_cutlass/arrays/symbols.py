@@ -44,7 +44,6 @@ class Trace:
         for given, first in inputs:
             self._firsts.setdefault(id(given), []).append(first)
         self._places: dict[tuple[Any, ...], int] = {}
-        self._guarded: set[int] = set()
         self._count = 0
         self._open = True
 
@@ -63,7 +62,9 @@ class Trace:
         """The place of what an instruction leaves, which is told apart by `known` where that is given."""
         known = known or instruction
         if known not in self._places and self._open:
-            self._append(instruction)
+            if len(self.program) == _LONGEST:
+                raise Untraceable
+            self.program.append(instruction)
             self._places[known] = self._count
             self._count += leaves
         return self._places.get(known, 0)
@@ -87,17 +88,9 @@ class Trace:
 
     def guard(self, place: int, value: Any) -> None:
         """The program serves only calls for which the number of this place is the same."""
-        if not self._open or place in self._guarded:
-            return
-        if not abs(value) < _EXACT:
+        if self._open and not abs(value) < _EXACT:
             raise Untraceable
-        self._guarded.add(place)
-        self._append(("guard", place, value))
-
-    def _append(self, instruction: tuple[Any, ...]) -> None:
-        if len(self.program) == _LONGEST:
-            raise Untraceable
-        self.program.append(instruction)
+        self._put(("guard", place, value), leaves=0)
 
     def view(self, array: Any, view: _core.Operand) -> _core.Operand:
         """The view of an array of the call, its extents and strides as numbers; of another, `Untraceable`."""
@@ -123,9 +116,8 @@ class Trace:
     def first(self, ranking: _core.Ranking, extents: Sequence[Sequence[Any]], *, whole: bool) -> _core.Found | None:
         """`ranking.first`, whose choice is a guard."""
         found = ranking.first([[plain(extent) for extent in each] for each in extents], whole)
-        places = [[self.place(extent) for extent in each] for each in extents]
-        known = "rank", id(ranking), whole, *map(tuple, places)
-        entry = self._put(("rank", ranking, places, whole), known, leaves=_OF_RANKING)
+        places = tuple(tuple(map(self.place, each)) for each in extents)
+        entry = self._put(("rank", ranking, places, whole), leaves=_OF_RANKING)
         self.guard(entry, -1 if found is None else found[0])
         if found is None:
             return None
@@ -135,7 +127,7 @@ class Trace:
     def least(self, model: _core.TimeModel, kernel: _core.ModelKernel, extents: Sequence[Any], device: Any) -> Any:
         """`model.least`."""
         value = model.least(kernel, [plain(extent) for extent in extents], device)
-        places = tuple(self.place(extent) for extent in extents)
+        places = tuple(map(self.place, extents))
         return Number(self, self._put(("least", model, kernel, places, device)), value)
 
 

@@ -26,15 +26,6 @@ from .messages import BoundOperand, Compute, CutlassMsg, Launch, Refit, RefitMsg
 if TYPE_CHECKING:  # Pykka is imported when a mailbox is started
     import pykka
 
-CompileSink = Callable[[str, str], object]
-"""Gets the source and the kernel's name of whatever is rendered, or compiled at run time."""
-
-Planner = Callable[[Any, int], Any]
-"""Makes the plan of a request on the GPU of an index."""
-
-IN_FLIGHT = 64
-"""How many messages' works of a mailbox are in flight at most, unless an actor is told otherwise."""
-
 
 class CutlassActor:
     """Serves messages on one GPU: synchronously by `handle`, or through the mailbox that `start` gives.
@@ -76,12 +67,12 @@ class CutlassActor:
         plan_cache_capacity: int,
         *,
         mock: bool = False,
-        compile_sink: CompileSink | None = None,
+        compile_sink: Callable[[str, str], object] | None = None,
         on_poisoned: Callable[[ContextPoisonedError], object] | None = None,
         device: int = 0,
-        planner: Planner = plan,
+        planner: Callable[[Any, int], Any] = plan,
         stream: Any = None,
-        in_flight: int = IN_FLIGHT,
+        in_flight: int = 64,
     ) -> None:
         """Makes an actor; nothing of CUDA is touched before the first operands come.
 
@@ -93,7 +84,8 @@ class CutlassActor:
                 on.
             on_poisoned: called once, with the error, when the CUDA context is lost. What it raises is warned about.
             device: index of the GPU that operands have to be on.
-            planner: makes plans, instead of `atomr_cutlass.plan`: for policies of one's own.
+            planner: makes the plan of a request on the GPU of an index, instead of `atomr_cutlass.plan`: for policies
+                of one's own.
             stream: where the work of messages that name no stream is launched, behind what their own stream has by
                 then: a handle or a stream object. None is the message's own.
             in_flight: how many messages' works are in flight in the mailbox at most. As many messages may wait in it;

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import pickle
 import sys
 import time
 import warnings
@@ -45,9 +47,6 @@ def supervise(target: Callable[..., object], *args: Any, restarts: int = 3, paus
         ContextPoisonedError: it lost its context once more than `restarts`.
         LibraryError: the process ended with another status than 0.
     """
-    import multiprocessing
-    import pickle
-
     if not callable(target):
         raise InvalidOperandError(f"target is {shown(target)}; expected a function")
     check_integer(restarts, "restarts", "a number of times, from 0")

@@ -78,11 +78,9 @@ def _handle_of(stream: Any) -> Any:
         version_and_handle = protocol() if callable(protocol) else protocol
         pair = isinstance(version_and_handle, (tuple, list)) and len(version_and_handle) == 2
         return version_and_handle[1] if pair else None
-    for attribute in ("cuda_stream", "ptr", "handle"):  # torch.cuda.Stream, cupy.cuda.Stream, cuda.core.Stream
-        handle = getattr(stream, attribute, None)
-        if handle is not None:
-            return handle
-    return None
+    attributes = ("cuda_stream", "ptr", "handle")  # of torch.cuda.Stream, cupy.cuda.Stream, cuda.core.Stream
+    handles = (getattr(stream, attribute, None) for attribute in attributes)
+    return next((handle for handle in handles if handle is not None), None)
 
 
 def current_stream(array: Any) -> int:

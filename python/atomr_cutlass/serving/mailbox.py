@@ -154,7 +154,7 @@ class _Answers:
         self.bound = bound
         self._slots = threading.Semaphore(bound)
         self._lock = threading.Lock()
-        self._streams: dict[int, queue.SimpleQueue[tuple[Work, _Reply] | None]] = {}
+        self._streams: dict[int, queue.SimpleQueue[tuple[Work, _Reply]]] = {}
 
     def reserve(self) -> None:
         """Waits until there is room for more work, which has to be added."""
@@ -174,19 +174,16 @@ class _Answers:
             waiting.put((work, reply))
 
     def close(self) -> None:
-        """Waits until everything is answered, and ends the threads."""
+        """Waits until everything is answered; the threads end when they have been idle."""
         for _ in range(self.bound):
             self._slots.acquire()
-        with self._lock:
-            for waiting in self._streams.values():
-                waiting.put(None)
 
-    def _serve(self, stream: int, waiting: queue.SimpleQueue[tuple[Work, _Reply] | None]) -> None:
+    def _serve(self, stream: int, waiting: queue.SimpleQueue[tuple[Work, _Reply]]) -> None:
         _this_thread.is_awaited = True
         while self._serve_next(stream, waiting):
             pass
 
-    def _serve_next(self, stream: int, waiting: queue.SimpleQueue[tuple[Work, _Reply] | None]) -> bool:
+    def _serve_next(self, stream: int, waiting: queue.SimpleQueue[tuple[Work, _Reply]]) -> bool:
         """Whether there may be more. Operands live no longer than this call's variables."""
         try:
             found = waiting.get(timeout=_IDLE_SECONDS)
@@ -195,10 +192,8 @@ class _Answers:
                 if waiting.empty():
                     del self._streams[stream]
                     return False
-            return True
-        if found is None:
-            return False
-        self._answer(*found)
+        else:
+            self._answer(*found)
         return True
 
     def _answer(self, work: Work, reply: _Reply) -> None:

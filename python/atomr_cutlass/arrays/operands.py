@@ -25,10 +25,10 @@ from .frameworks import ADDRESSES, CPU, CUDA, DLPACK, JAX, OWN, LaunchStream, fr
 from .numerics import BYTE, AnyArray, Element, default_out_dtype, dtype_of, element_of, numpy_dtype
 
 __all__ = [
-    "BYTE", "CPU", "CUDA", "as_operand", "check_apart", "check_backend", "check_devices", "check_followers",
-    "check_out", "check_scalars", "check_writable", "clear_async", "copy_in", "current_stream", "download", "dtype_of",
-    "empty", "finished", "host_result", "launch_stream", "launching", "on_reference", "refuse_jax_out",
-    "result_dtype", "stream_handle", "to_numpy", "upload", "views_of", "write_async",
+    "BYTE", "CPU", "CUDA", "as_operand", "check_apart", "check_backend", "check_devices", "check_out", "check_scalars",
+    "check_writable", "clear_async", "copy_in", "current_stream", "download", "dtype_of", "empty", "finished",
+    "host_result", "launch_stream", "launching", "on_reference", "refuse_jax_out", "result_dtype", "stream_handle",
+    "to_numpy", "upload", "views_of", "write_async",
 ]  # fmt: skip
 
 _warned = threading.Event()
@@ -138,15 +138,6 @@ def check_scalars(alpha: float, beta: float, c: Any, scale_d: Any = None) -> Non
         raise InvalidOperandError("c is given but beta is 0, so it would not be read: give beta, or leave c out")
     if c is None and beta != 0:
         raise InvalidOperandError(f"beta is {beta}, so c is needed")
-
-
-def check_followers(op: str, epilogue: Any, activation: Any, others: Iterable[str]) -> None:
-    """Refuses `others`, arguments that only an epilogue takes, without one, and an activation beside one."""
-    strays = ", ".join(others)
-    if epilogue is None and strays:
-        raise InvalidOperandError(f"{strays}: {op} has no such argument, and there is no epilogue to take it")
-    if epilogue is not None and activation is not None:
-        raise InvalidOperandError("epilogue and activation are given: apply the activation in the epilogue")
 
 
 def check_devices(views: Mapping[str, _core.Operand]) -> None:

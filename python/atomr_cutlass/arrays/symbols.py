@@ -45,11 +45,7 @@ class Trace:
             self._firsts.setdefault(id(given), []).append(first)
         self._places: dict[tuple[Any, ...], int] = {}
         self._count = 0
-        self._open = True
-
-    def close(self) -> None:
-        """Ends the program: its numbers are no more than integers from now on."""
-        self._open = False
+        self.is_open = True  # until its end; its numbers are no more than integers then
 
     def place(self, value: Any) -> int:
         """The place of a number, or of a constant."""
@@ -61,7 +57,7 @@ class Trace:
     def _put(self, instruction: tuple[Any, ...], known: tuple[Any, ...] | None = None, leaves: int = 1) -> int:
         """The place of what an instruction leaves, which is told apart by `known` where that is given."""
         known = known or instruction
-        if known not in self._places and self._open:
+        if known not in self._places and self.is_open:
             if len(self.program) == _LONGEST:
                 raise Untraceable
             self.program.append(instruction)
@@ -88,7 +84,7 @@ class Trace:
 
     def guard(self, place: int, value: Any) -> None:
         """The program serves only calls for which the number of this place is the same."""
-        if self._open and not abs(value) < _EXACT:
+        if self.is_open and not abs(value) < _EXACT:
             raise Untraceable
         self._put(("guard", place, value), leaves=0)
 
@@ -160,7 +156,6 @@ class Number:
     __slots__ = ("place", "trace", "value")
 
     def __init__(self, trace: Trace, place: int, value: Any) -> None:
-        """The number that a program leaves at a place."""
         self.trace, self.place, self.value = trace, place, value
 
     # That of the value, which `isinstance` then takes it for.
@@ -203,7 +198,6 @@ class TracedView(_core.Operand):
     strides: tuple[Any, ...] = ()
 
     def __init__(self, view: _core.Operand, shape: tuple[Any, ...], strides: tuple[Any, ...]) -> None:
-        """The view with these extents and strides, whose values are its own."""
         super().__init__(
             view.pointer, view.shape, view.strides, view.dtype, view.device_type, view.device, view.read_only, view,
             view.settled,
@@ -225,7 +219,7 @@ def tracing(inputs: Sequence[tuple[Any, int]]) -> Iterator[Trace]:
     try:
         yield trace
     finally:
-        trace.close()
+        trace.is_open = False
         _current.reset(token)
 
 

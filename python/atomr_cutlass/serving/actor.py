@@ -15,7 +15,7 @@ from ..checks import check_index, check_integer, check_options, shown
 from ..errors import ContextPoisonedError, InvalidOperandError, LibraryError
 from ..jit import kernels
 from ..jit.locks import KeyedLocks, renewed
-from ..pipeline.bindings import Binding
+from ..pipeline.bindings import Binding, Weights
 from ..pipeline.call import Invocation
 from ..pipeline.operation import operands_of, operation_of, planned_operations, settled
 from ..pipeline.plan_cache import CachedPlan, PlanCache, PlanKey
@@ -238,7 +238,6 @@ class CutlassActor:
     # With operands
 
     def _compute(self, request: Request, launch: Launch) -> Work:
-        self._check_device(launch.device)
         launch = replace(launch, stream=self._placed(launch, "a plan (ac.plan)", named=launch.named))
         operation, key = operation_of(request), request.plan_key()
         if all(0 in view.shape for _, view, _ in launch.results):
@@ -253,28 +252,28 @@ class CutlassActor:
 
     def _placed(self, work: Launch | Invocation, instead: str, *, named: bool) -> int:
         """The stream of work: the message's or, where the sender has named none, the actor's, behind the message's."""
-        _refuse_captured(work.device, work.stream, instead)
-        if named or self._stream is None:
-            return work.stream
-        _refuse_captured(work.device, self._stream, instead)
-        _core.order_streams(work.device, work.stream, self._stream)
-        return self._stream
+        if work.device != self.device:
+            raise InvalidOperandError(f"the operands are on cuda:{work.device}; this actor works on cuda:{self.device}")
+        stream = work.stream if named or self._stream is None else self._stream
+        if any(_core.capturing(self.device, each) for each in {work.stream, stream}):
+            raise InvalidOperandError(
+                "the message's stream is being captured into a CUDA graph, and an actor waits for its work: capture "
+                f"{instead} instead"
+            )
+        if stream != work.stream:
+            _core.order_streams(self.device, work.stream, stream)
+        return stream
 
     def _call(self, msg: Run) -> Work:
-        call = msg.imported
+        call: Invocation = msg.imported
         if not call.on_gpu:
             result = call.run()
             return Work(lambda: result)
-        self._check_device(call.device)
         stream = self._placed(call, f"ac.{msg.operation.name}", named=msg.request.stream is not None)
         call = replace(call, stream=stream)
         answer: list[Any] = []
         reached = launched(lambda: answer.append(call.run()), call.device, stream)
         return Work(answer.pop, stream, reached, kept=call)
-
-    def _check_device(self, device: int) -> None:
-        if device != self.device:
-            raise InvalidOperandError(f"the operands are on cuda:{device}; this actor works on cuda:{self.device}")
 
     def _launch(self, made: Any, request: Request, key: PlanKey, launch: Launch) -> tuple[_core.Event, ...]:
         operation, epilogue = operation_of(request), request.epilogue
@@ -324,7 +323,7 @@ class CutlassActor:
                 + ("give the request binding='a name', and send" if key.binding is None else "send")
                 + f" a {_message_of(key)} message with {planned_operations()[key.op].bound} first"
             )
-        weights = msg.imported
+        weights: tuple[Weights, ...] = msg.imported
         reached = bound.refit(weights)
         return Work(lambda: None, weights[0].stream, reached, kept=weights)
 
@@ -379,14 +378,6 @@ def _bound_operand(request: Request, launch: Launch) -> dict[str, _core.Operand]
     """The operand that a plan can keep, where the message has it; by label."""
     labels = operation_of(request).bound_slot(request).labels
     return {label: launch.arrays[label] for label in labels if label in launch.arrays}
-
-
-def _refuse_captured(device: int, stream: int, instead: str) -> None:
-    if _core.capturing(device, stream):
-        raise InvalidOperandError(
-            "the message's stream is being captured into a CUDA graph, and an actor waits for its work: capture "
-            f"{instead} instead"
-        )
 
 
 def _message_of(key: PlanKey) -> str:

@@ -7,7 +7,7 @@ import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 from .. import _core
 from ..arrays import operands
@@ -17,7 +17,6 @@ from ..errors import CutlassError, InvalidOperandError
 from ..jit import kernels
 from ..jit.locks import renewed
 from ..pipeline.bindings import Binding, Weights, arrays_of, check_operand, import_weights
-from ..pipeline.call import Invocation
 from ..pipeline.operation import (
     CallOperation,
     OperandSlot,
@@ -30,8 +29,6 @@ from ..pipeline.operation import (
 from ..pipeline.plan_cache import PlanKey
 from ..pipeline.problem import MatrixSpec
 from ..pipeline.request import Request
-
-T = TypeVar("T")
 
 _READS_KEPT = 64
 
@@ -66,27 +63,26 @@ class CutlassMsg(metaclass=_ByName):
 
 
 @dataclass(frozen=True, eq=False)
-class _Importing(Generic[T]):
+class _Importing:
     """A message that imports arrays where it is made."""
 
     _kept: Any = field(init=False, repr=False, default=None)
 
-    def _import(self, make: Callable[[], T]) -> None:
+    def _import(self, make: Callable[[], Any]) -> None:
         """Keeps what is made of the arrays, or the error for the answer."""
         try:
-            kept: Any = make()
+            kept = make()
         except CutlassError as error:
             # Without the frames that led here, which hold the operands.
             kept = error.with_traceback(None)
         object.__setattr__(self, "_kept", kept)
 
     @property
-    def imported(self) -> T:
+    def imported(self) -> Any:
         """The result of `_import`; raises the error that it met."""
         if isinstance(self._kept, CutlassError):
             raise self._kept
-        kept: T = self._kept
-        return kept
+        return self._kept
 
 
 @dataclass(frozen=True)
@@ -111,7 +107,7 @@ class Launch:
 
 
 @dataclass(frozen=True, eq=False)
-class Compute(_Importing[Launch], CutlassMsg):
+class Compute(_Importing, CutlassMsg):
     """A message that computes a request; without operands it renders and caches the kernel.
 
     Operands, `out` and `stream` are imported where the message is made; what is wrong with them is kept for the answer.
@@ -146,7 +142,7 @@ class Compute(_Importing[Launch], CutlassMsg):
 
 
 @dataclass(frozen=True, eq=False)
-class Run(_Importing[Invocation], CutlassMsg):
+class Run(_Importing, CutlassMsg):
     """A message that computes a request which has its arrays, and may have a reply, which gets the answer too.
 
     Attributes:
@@ -167,7 +163,7 @@ class Run(_Importing[Invocation], CutlassMsg):
 
 
 @dataclass(frozen=True, eq=False)
-class RefitMsg(_Importing[tuple[Weights, ...]]):
+class RefitMsg(_Importing):
     """New values for the operand that a plan binds.
 
     Attributes:
@@ -351,7 +347,6 @@ class BoundOperand:
     """
 
     def __init__(self, binding: Binding, device: int) -> None:
-        """Nothing has been launched yet; launches get the views `operands`, by the operand's labels."""
         self.operands = binding.operands
         self._binding = binding
         self._device = device

@@ -51,15 +51,16 @@ class LaunchStream:
         named: whether the caller named it. Then arrays are the caller's to order, but for those whose protocol orders
             them, and for memory that a framework allocates.
         awaited: whether the caller waits for what is launched before anybody gets the result: nothing is released then.
+        synchronized: a GPU that the call waits for at its end: of a framework without streams that can be ordered.
     """
 
     handle: int
     named: bool
     awaited: bool = False
+    synchronized: int | None = field(default=None, init=False)
     _imported: dict[int, tuple[Any, _core.Operand]] = field(default_factory=dict, init=False)
     _others: dict[int, int] = field(default_factory=dict, init=False)
     _streams: dict[tuple[Framework, int], int | None] = field(default_factory=dict, init=False)
-    _synchronized: int | None = field(default=None, init=False)
     _token: Token[LaunchStream | None] | None = field(default=None, init=False)
 
     def __enter__(self) -> LaunchStream:  # noqa: PYI034 - it has no subclass
@@ -111,18 +112,14 @@ class LaunchStream:
         if allocated or not self.named:
             self._others[stream] = device
 
-    def synchronize(self, device: int) -> None:
-        """Has the call wait at its end for its launches: for a framework without streams that can be ordered."""
-        self._synchronized = device
-
     def release(self) -> None:
         """Has every stream that was acquired wait for the launches."""
         for stream, device in self._others.items():
             _core.order_streams(device, self.handle, stream)
         self._others.clear()
-        if self._synchronized is not None and not _core.capturing(self._synchronized, self.handle):
-            _core.synchronize(self._synchronized, self.handle)
-        self._synchronized = None
+        if self.synchronized is not None and not _core.capturing(self.synchronized, self.handle):
+            _core.synchronize(self.synchronized, self.handle)
+        self.synchronized = None
 
 
 _current: ContextVar[LaunchStream | None] = ContextVar("launch stream", default=None)
@@ -310,7 +307,7 @@ class Jax(DlpackProducer):
     def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
         operand = super().import_array(array, name, launch)
         if operand.device_type == CUDA:
-            launch.synchronize(operand.device)  # JAX may give the memory to another array as soon as it is let go
+            launch.synchronized = operand.device  # JAX may give the memory to another array as soon as it is let go
         return operand if operand.read_only else _changed(operand, operand.device_type, read_only=True)
 
     def allocate(self, shape: Shape, element: Element, device: int, like: Any) -> Allocated:

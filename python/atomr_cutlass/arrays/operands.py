@@ -241,9 +241,8 @@ def upload(array: AnyArray, device: int, *, columns: bool = False) -> _core.Oper
     dense = np.ascontiguousarray(array.swapaxes(-1, -2) if columns else array)
     buffer = _core.Buffer(device, max(1, dense.nbytes))
     _core.upload(buffer.pointer, device, dense.view(np.uint8))
-    strides = [stride // array.itemsize for stride in dense.strides]
-    if columns:
-        strides[-2:] = reversed(strides[-2:])
+    laid_out = dense.swapaxes(-1, -2) if columns else dense
+    strides = [stride // array.itemsize for stride in laid_out.strides]
     return _core.Operand(buffer.pointer, array.shape, strides, element, CUDA, device, False, buffer)
 
 

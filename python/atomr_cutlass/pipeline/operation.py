@@ -214,7 +214,7 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
 
     def bound_slot(self, request: RequestT) -> OperandSlot:
         """The operand that a plan of this request can keep."""
-        return next(slot for slot in self.operands(request) if slot.name == self.bound)
+        return next(slot for slot in operands_of(request) if slot.name == self.bound)
 
     def launch(self, plan: Any, request: RequestT, arrays: Mapping[str, Any], **options: Any) -> None:
         """Launches a plan with its operands, in the order of the operand table. `options`: alpha, beta and stream."""

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
@@ -222,15 +223,12 @@ class CutlassActor:
 
     def _plan(self, key: PlanKey, make: Callable[[], Any], *, rendered: bool = False) -> Any:
         """The plan of a key, made once for all threads that want it; with `rendered`, one that is only that will do."""
-
-        def is_wanted(found: Any) -> bool:
-            return found is not None and (rendered or not isinstance(found, CachedPlan))
-
+        unwanted = (type(None),) if rendered else (type(None), CachedPlan)
         found = self.plan_cache.get(key)
-        if not is_wanted(found):
+        if isinstance(found, unwanted):
             with self._keys.hold(key):
                 found = self.plan_cache.peek(key)
-                if not is_wanted(found):
+                if isinstance(found, unwanted):
                     found = make()
                     self.plan_cache.insert(found, key)
         return found
@@ -241,12 +239,10 @@ class CutlassActor:
         launch = replace(launch, stream=self._placed(launch, "a plan (ac.plan)", named=launch.named))
         operation, key = operation_of(request), request.plan_key()
         if all(0 in view.shape for _, view, _ in launch.results):
-            reached = launched(
-                lambda: operation.write_empty(request, launch.arrays, launch.stream), launch.device, launch.stream
-            )
-            return Work(launch.finished, launch.stream, reached)
-        if request.binding is not None and key not in self._bindings and not _bound_operand(request, launch):
-            raise _unbound(request)  # before a plan is made, which can take a compilation
+            write = partial(operation.write_empty, request, launch.arrays, launch.stream)
+            return Work(launch.finished, launch.stream, launched(write, launch.device, launch.stream))
+        if request.binding is not None and key not in self._bindings:
+            _bound_operand(request, launch, needed=True)  # before a plan is made, which can take a compilation
         made = self._plan(key, lambda: self._planner(request, self.device))
         return Work(launch.finished, launch.stream, self._launch(made, request, key, launch))
 
@@ -298,7 +294,7 @@ class CutlassActor:
                     # After the plan has accepted the operand: a refused one must not be bound.
                     self._bindings[key] = bound
                     return reached
-        given = _bound_operand(request, launch)
+        given = _bound_operand(request, launch, needed=False)
         if any(view.pointer != bound.operands[label].pointer for label, view in given.items()):
             name = operation_of(request).bound
             raise InvalidOperandError(
@@ -366,29 +362,27 @@ def _failed(error: BaseException) -> Work:
 
 
 def _binding_of(request: Request, launch: Launch) -> BoundOperand:
-    views = _bound_operand(request, launch)
-    if not views:
-        raise _unbound(request)
+    views = _bound_operand(request, launch, needed=True)
     listed = operation_of(request).bound_slot(request).listed
     array = list(views.values()) if listed else next(iter(views.values()))
     return BoundOperand(Binding(request, array, launch.device), launch.device)
 
 
-def _bound_operand(request: Request, launch: Launch) -> dict[str, _core.Operand]:
-    """The operand that a plan can keep, where the message has it; by label."""
-    labels = operation_of(request).bound_slot(request).labels
-    return {label: launch.arrays[label] for label in labels if label in launch.arrays}
+def _bound_operand(request: Request, launch: Launch, *, needed: bool) -> dict[str, _core.Operand]:
+    """The operand that a plan can keep, by label; refuses a message without it where it is `needed`."""
+    slot = operation_of(request).bound_slot(request)
+    given = {label: launch.arrays[label] for label in slot.labels if label in launch.arrays}
+    if needed and not given:
+        raise InvalidOperandError(
+            f"binding {request.binding!r} has no operand yet: the first message has to bring {slot.name}"
+        )
+    return given
 
 
 def _message_of(key: PlanKey) -> str:
     """The name of the messages that make plans of this key."""
     operation = planned_operations().get(key.op)
     return "request" if operation is None else str(operation.message)
-
-
-def _unbound(request: Request) -> InvalidOperandError:
-    name = operation_of(request).bound
-    return InvalidOperandError(f"binding {request.binding!r} has no operand yet: the first message has to bring {name}")
 
 
 def _call_hook(hook: Callable[..., object] | None, *arguments: Any, failure: str) -> None:

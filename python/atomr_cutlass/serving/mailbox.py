@@ -46,7 +46,7 @@ class Mailbox(pykka.ThreadingActor):
 
     def on_receive(self, message: Any) -> Work:
         """Launches the work of a message, once there is room for it."""
-        self._answers.reserve()
+        self._answers.slots.acquire()
         return self._begin(message)
 
     def on_stop(self) -> None:
@@ -152,13 +152,9 @@ class _Answers:
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
-        self._slots = threading.Semaphore(bound)
+        self.slots = threading.Semaphore(bound)  # to be acquired before work is launched that is added
         self._lock = threading.Lock()
         self._streams: dict[int, queue.SimpleQueue[tuple[Work, _Reply]]] = {}
-
-    def reserve(self) -> None:
-        """Waits until there is room for more work, which has to be added."""
-        self._slots.acquire()
 
     def add(self, work: Work, reply: _Reply) -> None:
         """Has work answered when it is done: at once, if nothing is in flight."""
@@ -176,7 +172,7 @@ class _Answers:
     def close(self) -> None:
         """Waits until everything is answered; the threads end when they have been idle."""
         for _ in range(self.bound):
-            self._slots.acquire()
+            self.slots.acquire()
 
     def _serve(self, stream: int, waiting: queue.SimpleQueue[tuple[Work, _Reply]]) -> None:
         _this_thread.is_awaited = True
@@ -205,7 +201,7 @@ class _Answers:
             reply.set(answer)
         finally:
             del reply  # an error's traceback has this frame
-            self._slots.release()
+            self.slots.release()
 
 
 _this_thread = threading.local()

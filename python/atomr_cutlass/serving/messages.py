@@ -231,17 +231,16 @@ def _launch(request: Request, given: Any, out: Any, stream: Any) -> Launch:
     *_, result = table = operands_of(request)
     members = [(slot, *member) for slot in table if slot.name in arrays for member in _members(slot, arrays[slot.name])]
     first = members[0][2]
-    results: list[tuple[Any, _core.Operand, Shape]] = []
     with operands.launching(stream, first, awaited=True) as launch:
         views = {label: _imported(slot, label, array, spec) for slot, label, array, spec in members}
         operands.check_devices(views)
         device = next(iter(views.values())).device
-        if out is not None:
-            results += [(array, views[label], ()) for slot, label, array, _ in members if slot is result]
-        else:
-            results += [_empty(spec, device, first) for spec in result.specs]
+        if out is None:
+            results = [_empty(spec, device, first) for spec in result.specs]
             for label, (_, view, axes) in zip(result.labels, results, strict=True):
                 views[label] = permuted(view, axes)
+        else:
+            results = [(array, views[label], ()) for slot, label, array, _ in members if slot is result]
     return Launch(device, launch.handle, stream is not None, views, results, result.listed)
 
 

@@ -672,6 +672,14 @@ def test_bound_weights_are_settled_but_for_the_launch_after_they_were_written(gp
     assert not any(view.settled for view in plan.binding.operands.values())
 
 
+def test_a_column_major_result_is_computed_where_it_was_allocated(actor: CutlassActor) -> None:
+    request = dataclasses.replace(REQUEST, layout_c=GemmLayout.COL_MAJOR)
+    given = operands_of(request)
+    got = actor.handle(CutlassMsg.Gemm(request, given))
+    assert got.strides == (1, request.shape.m)
+    np.testing.assert_array_equal(fetch(got), product(request, *map(fetch, given.values())))
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The mailbox
 # ----------------------------------------------------------------------------------------------------------------------

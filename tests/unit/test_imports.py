@@ -427,7 +427,10 @@ def test_every_public_name_exists_and_is_documented() -> None:
 
     for name in ac.__all__:
         assert getattr(ac, name).__doc__, name
-    assert list(ac.__all__) == sorted(ac.__all__)
+    errors = list(ac.errors.__all__)
+    others = list(ac.__all__[: -len(errors)])
+    assert ac.__all__ == others + errors
+    assert (others, errors) == (sorted(others), sorted(errors))
 
 
 def test_the_version_is_that_of_the_distribution() -> None:

@@ -203,11 +203,15 @@ def test_out_is_what_the_request_says(out: Any, says: str) -> None:
     assert says in complaint(operands_of(REQUEST), out=out)
 
 
-def test_column_major_results_are_the_callers() -> None:
-    request = GemmRequest(REQUEST.shape, dtype=D.F16, layout_c=GemmLayout.COL_MAJOR)
+@pytest.mark.parametrize(("n", "strides"), [(16, (1, 8)), (8, (1, 8)), (1, (1, 0))])
+def test_column_major_results_are_allocated_as_the_request_says(n: int, strides: tuple[int, int]) -> None:
+    request = GemmRequest(GemmShape(8, n, 32), dtype=D.F16, layout_c=GemmLayout.COL_MAJOR)
     given = operands_of(request)
-    assert "out is needed" in complaint(given, request)
-    out = filled(np.float16, 8, 16, columns=True)
+    launch = CutlassMsg.Gemm(request, given).imported
+    assert (launch.arrays["out"].shape, launch.arrays["out"].strides) == ((8, n), strides)
+    assert launch.finished().shape == (8, n)
+    assert launch.finished().pointer == launch.arrays["out"].pointer
+    out = filled(np.float16, 8, n, columns=True)
     assert CutlassMsg.Gemm(request, given, out=out).imported.arrays["out"] is out
 
 

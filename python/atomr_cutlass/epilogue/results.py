@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from .. import _core
 from ..arrays import operands
-from ..arrays.layouts import collapses, in_layout, in_nhwc, pixel_strides
+from ..arrays.layouts import TO_NHWC, axes_of, collapses, in_layout, permuted, pixel_strides
 from ..arrays.numerics import INTEGER_DTYPES, AnyArray
 from ..arrays.operands import BYTE, check_apart, check_out, check_writable
 from ..errors import InvalidOperandError, UnsupportedError, require
@@ -159,7 +159,8 @@ class ImageResult(MatrixResult):
 
     def view(self, array: Any, name: str) -> _core.Operand:
         """The view of an array that names its dimensions as `layout` does, in the order of NHWC."""
-        return in_nhwc(super().view(array, name), self.layout)
+        image: _core.Operand = permuted(super().view(array, name), axes_of(self.layout, TO_NHWC))
+        return image
 
     def as_matrix(self, name: str, shape: Shape, strides: Shape) -> Layout:
         """Extents and strides of an array as the tree sees it, for which its pixels have to be evenly spaced."""

@@ -21,9 +21,9 @@ from .. import _core
 from ..arrays import operands, symbols
 from ..arrays.layouts import permuted
 from ..arrays.numerics import AnyArray
-from ..arrays.operands import CUDA, check_backend, check_followers, check_scalars, on_reference, refuse_jax_out
+from ..arrays.operands import CUDA, check_backend, check_scalars, on_reference, refuse_jax_out
 from ..checks import NUMBERS, check_number, check_options
-from ..errors import UnsupportedError
+from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.epilogue.tree import RESULT
 from ..jit import kernels
 from .call_options import CallOptions
@@ -140,7 +140,11 @@ class Call:
         check_backend(options.backend, BACKENDS)
         if options.jit is not None:
             kernels.policy(options.jit)
-        check_followers(function, self.epilogue, options.activation, self.others)
+        if self.others and self.epilogue is None:
+            others = ", ".join(self.others)
+            raise InvalidOperandError(f"{others}: {function} has no such argument, and there is no epilogue to take it")
+        if self.epilogue is not None and options.activation is not None:
+            raise InvalidOperandError("epilogue and activation are given: apply the activation in the epilogue")
         check_scalars(options.alpha, options.beta, self.c, self.numbers.get("scale_d"))
         refuse_jax_out(self.out)
 

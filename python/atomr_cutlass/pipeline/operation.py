@@ -185,7 +185,7 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
 
     def names(self, request: RequestT) -> tuple[str, ...]:
         """The operands that requests of this kind may have, those of this one first; without the result."""
-        own = tuple(slot.name for slot in self.operands(request)[:-1])
+        own = tuple(slot.name for slot in operands_of(request)[:-1])
         return own + tuple(name for name in self.optional if name not in own)
 
     def extents(self, request: RequestT) -> dict[str, Any]:
@@ -212,7 +212,7 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
 
     def bound_slot(self, request: RequestT) -> OperandSlot:
         """The operand that a plan of this request can keep."""
-        return next(slot for slot in self.operands(request) if slot.name == self.bound)
+        return next(slot for slot in operands_of(request) if slot.name == self.bound)
 
     def launch(self, plan: Any, request: RequestT, arrays: Mapping[str, Any], **options: Any) -> None:
         """Launches a plan with its operands, in the order of the operand table. `options`: alpha, beta and stream."""
@@ -225,10 +225,6 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
             from ..epilogue.bind import reduce_nothing  # which loads the tracer
 
             reduce_nothing(request.tree.outputs, arrays, stream)
-
-    def result_layout(self, request: RequestT) -> str:
-        """How callers name the dimensions of a result that is allocated for them, `nhwc` or `nchw`; refuses others."""
-        return "nhwc"
 
     def search(self, request: RequestT, device: Device) -> KernelSearch[Any] | None:
         """The kernels of a request; None where the result has no elements, so that nothing is launched."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from .. import _core
-from ..checks import check_count, expect, shown
+from ..checks import check_integer, expect, shown
 from ..errors import InvalidOperandError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
@@ -124,7 +124,7 @@ class PlanCache(Generic[PlanT]):
     """
 
     def __init__(self, capacity: int) -> None:
-        check_count(capacity, "capacity", "the plans to keep")
+        check_integer(capacity, "capacity", "an integer from 1, the plans to keep", least=1)
         self.capacity = capacity
         self.hits = 0
         self.misses = 0

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..arrays.numerics import (
     FAST,
     INTEGER_DTYPES,
-    MATH_MODES,
+    PRECISIONS,
     AnyArray,
     FloatArray,
     from_numpy_dtype,
@@ -109,9 +109,9 @@ def check_math(math: str, *operands: CutlassDtype) -> None:
     """Refuses a math mode that does not exist, or that the operands' element types do not have."""
     if math == FAST and all(dtype in FP8_TYPES for dtype in operands):
         return
-    if math not in MATH_MODES:
-        valid = ", ".join(MATH_MODES)
-        raise InvalidOperandError(f"math is {math!r}; expected one of {valid}, or for fp8 also {FAST}")
+    if math not in ("default", *PRECISIONS):
+        valid = ", ".join(PRECISIONS)
+        raise InvalidOperandError(f"math is {math!r}; expected one of default, {valid}, or for fp8 also {FAST}")
     if math in ("tf32", "3xtf32"):
         for dtype in operands:
             if dtype.storage is not CutlassDtype.F32:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ... import _core
-from ...arrays.layouts import LAYOUTS, TO_NHWC, axes_of, in_nhwc
+from ...arrays.layouts import LAYOUTS, TO_NHWC, axes_of, permuted
 from ...arrays.numerics import AnyArray, math_mode
 from ...arrays.operands import check_devices, check_out, dtype_of, result_dtype, views_of
 from ...arrays.symbols import shape_of
@@ -294,7 +294,8 @@ def _parse(call: Call) -> _Convolution:
     given = {"a": arrays["a"], "b": arrays["b"], "c": call.c, "bias": bias, RESULT: call.out}
     views = views_of(given, ("a", "b"), dict(zip("ab", OPERANDS[own.op], strict=True)))
     check_devices(views)
-    views = {name: view if name == "bias" else in_nhwc(view, own.layout) for name, view in views.items()}
+    axes = axes_of(own.layout, TO_NHWC)
+    views = {name: view if name == "bias" else permuted(view, axes) for name, view in views.items()}
     first, second = OPERANDS[own.op]
     geometry, dtype, other = _geometry(own, views), dtype_of(views["a"], first), dtype_of(views["b"], second)
     if dtype is not other:

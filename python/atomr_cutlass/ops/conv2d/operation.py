@@ -320,9 +320,6 @@ class ConvOperation(PlannedOperation[ConvRequest]):
         options["batch_invariant"] = request.invariant
         return make(request.problem(device), layout=request.layout.value, **options)
 
-    def result_layout(self, request: ConvRequest) -> str:
-        return request.layout.value
-
     def sample(self, key: KernelKey, epilogue: str, device: Device) -> tuple[ConvRequest, Candidate[ConvFormulation]]:
         """With a filter of nine taps over an image with a border; of more than a tile, as in a GEMM."""
         read, written = 2 * key.tile[2], key.tile[1] + 16

@@ -131,12 +131,10 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         extents = candidate.formulation.extents
         of_model = (1,) if self.batch_invariant else estimate.slices(candidate.key, extents, self.device)
         slices = STREAM_K_SLICES if stream_k else of_model
+        made = super().launches(candidate)
         if candidate.key.mainloop == FEW:
-            shares = gemm_few_sm90.shares(candidate.key)
-            told = itertools.product(shares, self.widths(candidate))
+            told = itertools.product(gemm_few_sm90.shares(candidate.key), self.widths(candidate))
             made = (dataclasses.replace(candidate, swizzle=share, width=width) for share, width in told)
-        else:
-            made = super().launches(candidate)
         return (dataclasses.replace(launch, split_k=count) for launch in made for count in slices)
 
     def widths(self, candidate: GemmCandidate) -> Sequence[int]:

@@ -329,9 +329,6 @@ def _parse(call: Call) -> _Convolution:
 
 def _geometry(own: ConvOptions, views: Mapping[str, _core.Operand]) -> ConvGeometry:
     """The extents of a convolution of these operands; refuses what does not go together."""
-    for name, label in zip(("a", "b"), OPERANDS[own.op], strict=True):
-        if len(views[name].shape) != 4:
-            raise InvalidOperandError(f"{label} has shape {views[name].shape}; expected 4 dimensions")
     a, b, shape = views["a"].shape, views["b"].shape, shape_of(own.shape) if own.shape else ()
     if shape and own.layout == "nchw":
         shape = tuple(shape[axis] for axis in TO_NHWC)

@@ -109,22 +109,12 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         self.problem, self.device, self.arch, self.op = problem, device, arch, problem.op
         self._product: GemmSearch | None = None
         if formulations is None:
-            self._product = self._as_gemm()
+            with contextlib.suppress(UnsupportedError):
+                if products := _as_gemm(problem):
+                    self._product = GemmSearch(products, device, arch, batch_invariant=batch_invariant)
             _check(problem)
             formulations = [self._of(formulation) for formulation in conv_problem.formulations(problem)]
         self.formulations = formulations
-
-    def _as_gemm(self) -> GemmSearch | None:
-        """Kernels of the GEMM that the convolution is; None where it is no GEMM."""
-        product, fusion = _as_gemm(self.problem), self.problem.fusion
-        if product is None:
-            return None
-        problems: GemmProblem | list[GemmProblem] = product
-        with contextlib.suppress(UnsupportedError):
-            if fusion is not None and as_bias_and_activation(fusion.tree.program) != (None, None):
-                problems = fused.problem_of(product, fusion, LINEAR)
-            return GemmSearch(problems, self.device, self.arch, batch_invariant=self.batch_invariant)
-        return None
 
     def _of(self, problem: ConvProblem) -> list[ConvFormulation]:
         rewritten, casts = self._multiplied(problem)
@@ -293,16 +283,16 @@ def _check(problem: ConvProblem) -> None:
         )
 
 
-def _as_gemm(problem: ConvProblem) -> GemmProblem | None:
-    """The GEMM that a filter of one tap over pixels without gaps is, without its tree; None for any other."""
+def _as_gemm(problem: ConvProblem) -> list[GemmProblem]:
+    """The GEMM that a filter of one tap over pixels without gaps is, preferred forms first; empty for any other."""
     g = problem.geometry
     one_tap = g.r == g.s == g.groups == 1 and g.stride == (1, 1) and g.padding == ((0, 0), (0, 0))
     if not one_tap or problem.bias is not None or (problem.fusion is None and problem.epilogue != LINEAR):
-        return None
+        return []
     x, w, y = problem.images
     images = [x, y] if problem.c is None or problem.op == WGRAD else [x, y, problem.c]
     if not all(collapses(spec) for spec in images):
-        return None
+        return []
 
     def matrix(spec: MatrixSpec, *, transposed: bool = False) -> MatrixSpec:
         """Pixels (or filters) by channels."""
@@ -314,7 +304,11 @@ def _as_gemm(problem: ConvProblem) -> GemmProblem | None:
 
     a, b = matrix(problem.a, transposed=problem.op == WGRAD), matrix(problem.b, transposed=problem.op == FPROP)
     c = None if problem.c is None else matrix(problem.c)
-    return GemmProblem(a, b, c, matrix(problem.d), FAST if a.dtype in FP8_TYPES else problem.math, problem.device)
+    math_mode, fusion = FAST if a.dtype in FP8_TYPES else problem.math, problem.fusion
+    product = GemmProblem(a, b, c, matrix(problem.d), math_mode, problem.device)
+    if fusion is None or as_bias_and_activation(fusion.tree.program) == (None, None):
+        return [product]
+    return fused.problem_of(product, fusion, LINEAR)
 
 
 def _unwidened(problem: ConvProblem) -> str:

@@ -31,7 +31,6 @@ from ...pipeline.request import (
     Option,
     Request,
     RequestOptions,
-    expect_extent,
     expect_extents,
     expect_served,
     math_of,
@@ -89,16 +88,11 @@ class ConvShape:
 
     def __post_init__(self) -> None:
         expect_extents(self, ("n", "h", "w", "c", "k", "r", "s", "groups"), "ConvShape.", 1)
-        for name, least in (("stride", 1), ("padding", 0), ("dilation", 1)):
+        _ = self.geometry  # refuses all else that makes no convolution
+        for name in ("stride", "padding", "dilation"):
             pair = getattr(self, name)
-            if not isinstance(pair, tuple) or len(pair) != 2:
-                raise InvalidOperandError(
-                    f"ConvShape.{name} is {shown(pair)}; expected two integers, for rows and columns"
-                )
-            for value in pair:
-                for extent in value if name == "padding" and isinstance(value, tuple) else (value,):
-                    expect_extent(extent, f"ConvShape.{name}", least)
-        _ = self.geometry  # refuses channels that groups do not divide, and a y without pixels
+            if not isinstance(pair, tuple) or any(isinstance(side, list) for side in pair):
+                raise InvalidOperandError(f"ConvShape.{name} is {shown(pair)}; expected a tuple, for rows and columns")
 
     @classmethod
     def nhwc(

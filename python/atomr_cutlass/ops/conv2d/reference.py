@@ -108,17 +108,13 @@ class ConvProbe(Probe["ConvRequest"]):
         return {FPROP: taps * g.c // g.groups, DGRAD: taps * g.k // g.groups}.get(self.request.op, g.n * g.p * g.q)
 
     def parts(self) -> Iterator[Arrays]:
-        g = self.request.shape.geometry
-        if self.tree is not None:
+        g, op = self.request.shape.geometry, self.request.op
+        if self.tree is not None or (op == WGRAD and g.groups > 1):
             yield self.arrays
-        elif self.request.op in (FPROP, DGRAD):
-            first = "x" if self.request.op == FPROP else "dy"
-            for part in slices(g.n):
-                yield {name: a[part] if name in (first, "c", "out") else a for name, a in self.arrays.items()}
-        else:
-            for part in slices(g.k) if g.groups == 1 else (slice(None),):
-                sliced = {name: a[part] if name in ("c", "out") else a for name, a in self.arrays.items()}
-                yield sliced | {"dy": self.arrays["dy"][..., part]}
+            return
+        for part in slices(g.k if op == WGRAD else g.n):
+            places = {"c": part, "out": part, OPERANDS[op][0]: (..., part) if op == WGRAD else part}
+            yield {name: array[places.get(name, ...)] for name, array in self.arrays.items()}
 
     def product(self, part: Arrays, dtype: CutlassDtype) -> Array:
         return self._called(convolution, part, out_dtype=dtype, math=self.request.math)
@@ -134,13 +130,12 @@ class ConvProbe(Probe["ConvRequest"]):
         return made if self.tree is None else made.reshape(ImageResult(made.shape).matrix)
 
     def matrices(self, part: Arrays) -> Arrays:
-        image, tree = ImageResult(part["out"].shape), self.tree
-        names = {"out"}
-        if tree is not None:
-            names |= {operand.name for operand in tree.inputs} | {output.name for output in tree.outputs}
-        arrays = {name: part[name] for name in names}
-        shapes = {name: image.as_matrix(name, one.shape, row_major(one.shape))[0] for name, one in arrays.items()}
-        return {name: one.reshape(shapes[name]) for name, one in arrays.items()}
+        image, product = ImageResult(part["out"].shape), OPERANDS[self.request.op]
+        return {
+            name: array.reshape(image.as_matrix(name, array.shape, row_major(array.shape))[0])
+            for name, array in part.items()
+            if name not in product
+        }
 
 
 # The three sums: a product for each group of channels and each tap of the filter.
@@ -149,17 +144,16 @@ class ConvProbe(Probe["ConvRequest"]):
 def _fprop(x: FloatArray, w: FloatArray, g: ConvGeometry) -> FloatArray:
     padded, filters = _padded(x, g), _filters(w, g)
     y = np.zeros((g.groups, g.n * g.p * g.q, g.k // g.groups))
-    for r, s, rows, columns in _taps(g):
-        y += _product(_pixels(padded[:, :, rows, columns]), filters[:, :, r, s].swapaxes(1, 2))
+    for met, tap in _taps(padded, filters, g):
+        y += _product(_pixels(met), tap.swapaxes(1, 2))
     return np.moveaxis(y, 0, 1).reshape(g.y_shape)
 
 
 def _dgrad(dy: FloatArray, w: FloatArray, g: ConvGeometry) -> FloatArray:
     pixels, filters = _pixels(_by_group(dy, g)), _filters(w, g)
     padded = _padded(np.zeros(g.x_shape), g)
-    for r, s, rows, columns in _taps(g):
-        met = padded[:, :, rows, columns]
-        met += _product(pixels, filters[:, :, r, s]).reshape(met.shape)
+    for met, tap in _taps(padded, filters, g):
+        met[...] += _product(pixels, tap).reshape(met.shape)
     (top, _), (left, _) = g.padding
     return np.moveaxis(padded[:, :, top : top + g.h, left : left + g.w], 0, -2).reshape(g.x_shape)
 
@@ -167,9 +161,8 @@ def _dgrad(dy: FloatArray, w: FloatArray, g: ConvGeometry) -> FloatArray:
 def _wgrad(dy: FloatArray, x: FloatArray, g: ConvGeometry) -> FloatArray:
     padded, pixels = _padded(x, g), _pixels(_by_group(dy, g)).swapaxes(1, 2)
     dw = np.empty(g.w_shape)
-    filters = _filters(dw, g)
-    for r, s, rows, columns in _taps(g):
-        filters[:, :, r, s] = pixels @ _pixels(padded[:, :, rows, columns])
+    for met, tap in _taps(padded, _filters(dw, g), g):
+        tap[...] = pixels @ _pixels(met)
     return dw
 
 
@@ -199,14 +192,12 @@ def _filters(w: FloatArray, g: ConvGeometry) -> FloatArray:
     return w.reshape(g.groups, g.k // g.groups, g.r, g.s, g.c // g.groups)
 
 
-def _taps(g: ConvGeometry) -> Iterator[tuple[int, int, slice, slice]]:
-    """For each tap of the filter, the rows and columns of padded x that it meets: as many as y has."""
-    for r in range(g.r):
-        top = r * g.dilation[0]
-        rows = slice(top, top + (g.p - 1) * g.stride[0] + 1, g.stride[0])
-        for s in range(g.s):
-            left = s * g.dilation[1]
-            yield r, s, rows, slice(left, left + (g.q - 1) * g.stride[1] + 1, g.stride[1])
+def _taps(padded: FloatArray, filters: FloatArray, g: ConvGeometry) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """For each tap of the filter, views of the pixels of padded x that it meets, as many as y has, and of the tap."""
+    down, right = g.stride
+    for r, s in np.ndindex(g.r, g.s):
+        met = padded[:, :, r * g.dilation[0] :: down, s * g.dilation[1] :: right]
+        yield met[:, :, : g.p, : g.q], filters[:, :, r, s]
 
 
 _SUMS: dict[str, Callable[[FloatArray, FloatArray, ConvGeometry], FloatArray]] = {

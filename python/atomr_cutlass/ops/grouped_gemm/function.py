@@ -14,7 +14,7 @@ import numpy as np
 from ... import _core
 from ...arrays import operands
 from ...arrays.numerics import AnyArray, math_mode, numpy_dtype
-from ...arrays.operands import check_devices, refuse_jax_out, result_dtype
+from ...arrays.operands import check_apart, check_devices, refuse_jax_out, result_dtype
 from ...checks import NUMBERS, check_extents, check_options
 from ...epilogue.bind import BoundEpilogue, bind, refuse_scale_d
 from ...epilogue.results import GroupedResult, Views, common_dtype
@@ -30,12 +30,11 @@ from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
 from ..product import Product
 from .kernels import make
-from .problem import ALONG_K, CONTIGUOUS, LIST, MASKED, GroupedProblem, GroupScale, following, scale_forms
+from .problem import ALONG_K, CONTIGUOUS, LIST, MASKED, GroupedProblem, GroupScale, Shape, following, scale_forms
 
 CHECK = "ATOMR_CUTLASS_CHECK"
 
-ALWAYS, UNLESS_CAPTURED = "always", "unless captured"
-"""When offsets and counts on a GPU are copied to the host and checked."""
+Extents = tuple[int, int, int]
 
 _PRODUCT = ("a", "b", "c", "offsets", "counts", "scale_a", "scale_b")
 """Operands in the order of a plan's call; those of the epilogue follow, and the result."""
@@ -137,10 +136,8 @@ def grouped_gemm(
         activation, out_dtype, None, fast_accum, backend, jit, workspace_size, batch_invariant, alpha, beta, stream
     )  # fmt: skip
     check_options(check=check)
-    checked = ALWAYS if check else None
-    if check is None and os.environ.get(CHECK) == "1":
-        checked = UNLESS_CAPTURED
-    call = Call(_parse, arrays, out, options, epilogue, operands_of_epilogue, (checked,), parsed=checked is not None)
+    checks = os.environ.get(CHECK) == "1" if check is None else bool(check)
+    call = Call(_parse, arrays, out, options, epilogue, operands_of_epilogue, (check,), parsed=checks)
     if _is_list(a) and _is_list(b) and not a and not b:
         call.check("grouped_gemm")
         return [] if out is None else out
@@ -173,7 +170,7 @@ class _GroupedGemm(Product):
     """
 
     form: str
-    extents: list[tuple[int, int, int]]
+    extents: list[Extents]
     labels: dict[str, tuple[str, ...]]
     divided: str | None
     epilogue: BoundEpilogue[GroupedResult]
@@ -186,14 +183,13 @@ class _GroupedGemm(Product):
 
     def check_kernels(self) -> None:
         """Refuses offsets or counts of host arrays, and where that is asked for of GPU arrays."""
-        (when,) = self.call.own
-        if self.divided is None or (self.on_gpu and when is None):
+        (check,) = self.call.own
+        if self.divided is None or (self.on_gpu and not self.call.parsed):
             return
-        if self.on_gpu and _core.capturing(self.first.device, operands.launch_stream().handle):
-            if when == ALWAYS:
-                raise UnsupportedError("check copies to the host, which a stream that is captured cannot: leave it out")
-            return
-        self._bounds()
+        if not self.on_gpu or not _core.capturing(self.first.device, operands.launch_stream().handle):
+            self._bounds()
+        elif check:
+            raise UnsupportedError("check copies to the host, which a stream that is captured cannot: leave it out")
 
     def _bounds(self) -> list[tuple[int, int]]:
         """Where each group begins and ends; checks offsets or counts."""
@@ -252,10 +248,7 @@ class _GroupedGemm(Product):
 
     def _refuse_shared(self) -> None:
         """Refuses results of a list that share memory, which plans do themselves."""
-        views = ((label, result.view) for label, result in self.results.items() if result.view is not None)
-        for (label, view), (other, its) in itertools.combinations(views, 2):
-            if _core.overlap(view, its):
-                raise InvalidOperandError(f"{label} overlaps {other}: give separate memory")
+        check_apart({label: result.view for label, result in self.results.items() if result.view is not None}, {})
 
 
 def _parse(call: Call) -> Invocation:
@@ -275,7 +268,11 @@ def _parse(call: Call) -> Invocation:
     given = {name: arrays[name] for name in _PRODUCT if name not in call.numbers} | {"c": call.c, RESULT: call.out}
     _check_kinds(given if call.epilogue is not None else {**given, "bias": arrays["bias"]})
     lists = {name for name, array in {**arrays, **call.others, RESULT: call.out}.items() if _is_list(array)}
-    views, form, over, extents = _groups_of({name: array for name, array in given.items() if array is not None}, lists)
+    listed = "a" in lists
+    over = GroupedResult(len(arrays["a"]) if listed else 0, (), (), {*lists, RESULT} if listed else lists)
+    views = {name: over.view(array, name) for name, array in given.items() if array is not None}
+    form, number, extents, shapes = _list_form(views) if listed else _array_form(views)
+    over = replace(over, number=number, extents=[(m, n) for m, n, _ in extents], members=shapes)
     every = over.labelled(views)
     for label, view in every.items():
         check_extents(view.shape, label)
@@ -284,7 +281,7 @@ def _parse(call: Call) -> Invocation:
         for (label, view), shape in zip(over.labelled({name: views.get(name, ())}).items(), over.members, strict=False):
             if view.shape != shape:
                 raise InvalidOperandError(f"{label} has shape {view.shape}; expected {shape}")
-    divided = None if over.listed else _divided_by(views, over.number, form)
+    divided = None if listed else _divided_by(views, number, form)
     dtype, other = (common_dtype(over.labelled({name: views[name]})) for name in "ab")
     if dtype is not other and not {dtype, other} <= set(FP8_TYPES):
         raise InvalidOperandError(
@@ -302,7 +299,7 @@ def _parse(call: Call) -> Invocation:
             label: Result(shape, epilogue.dtype.dlpack, outs.get(label), epilogue.outputs.get(label))
             for label, shape in over.shapes.items()
         },
-        arrange=functools.partial(_arranged, traced, tuple(over.shapes)) if over.listed else traced.arranger,
+        arrange=functools.partial(_arranged, traced, tuple(over.shapes)) if listed else traced.arranger,
         form=form,
         extents=extents,
         labels={name: tuple(over.labelled({name: views[name]})) for name in _PRODUCT if name in views},
@@ -348,20 +345,8 @@ def _check_kinds(arrays: Mapping[str, Any]) -> None:
             raise InvalidOperandError(f"{name} has elements of {array.dtype}; expected int32")
 
 
-def _groups_of(
-    arrays: Mapping[str, Any], lists: set[str]
-) -> tuple[dict[str, Views], str, GroupedResult, list[tuple[int, int, int]]]:
-    """(views of the product's arrays and of D's, the form, the results of the groups, (M, N, K), of a list of each).
-
-    `lists` names the operands that are lists, those of the epilogue among them.
-    """
-    listed = "a" in lists
-    number = len(arrays["a"]) if listed else 0
-    over = GroupedResult(number, (), (), {*lists, RESULT} if listed else lists)
-    views = {name: over.view(array, name) for name, array in arrays.items()}
-    if not listed:
-        form, groups, extents, shape = _array_form(views)
-        return views, form, replace(over, number=groups, extents=[extents[:2]], members=[shape]), [extents]
+def _list_form(views: dict[str, Views]) -> tuple[str, int, list[Extents], list[Shape]]:
+    """(the form, how many groups, (M, N, K) of each, extents of D's arrays) of lists."""
     every = []
     for index, (a, b) in enumerate(zip(views["a"], views["b"], strict=True)):
         for name, view in (("a", a), ("b", b)):
@@ -370,12 +355,11 @@ def _groups_of(
         if a.shape[1] != b.shape[0]:
             raise InvalidOperandError(f"a[{index}] has K = {a.shape[1]} (shape {a.shape}), b[{index}] has {b.shape[0]}")
         every.append((a.shape[0], b.shape[1], a.shape[1]))
-    matrices = [(m, n) for m, n, _ in every]
-    return views, LIST, replace(over, extents=matrices, members=matrices), every
+    return LIST, len(every), every, [(m, n) for m, n, _ in every]
 
 
-def _array_form(views: dict[str, Views]) -> tuple[str, int, tuple[int, int, int], tuple[int, ...]]:
-    """(the form, how many groups, (M, N, K), extents of D) of arrays."""
+def _array_form(views: dict[str, Views]) -> tuple[str, int, list[Extents], list[Shape]]:
+    """(the form, how many groups, (M, N, K), extents of D) of arrays, each in a list of its own."""
     a, b = views["a"][0].shape, views["b"][0].shape
     form = {(2, 3): CONTIGUOUS, (3, 3): MASKED, (2, 2): ALONG_K}.get((len(a), len(b)))
     if form is None:
@@ -385,14 +369,14 @@ def _array_form(views: dict[str, Views]) -> tuple[str, int, tuple[int, int, int]
         )
     if a[-1] != b[-2]:
         raise InvalidOperandError(f"a has K = {a[-1]} (shape {a}), b has K = {b[-2]} ({b})")
-    extents = (a[-2], b[-1], a[-1])
+    extents = [(a[-2], b[-1], a[-1])]
     if form == ALONG_K:
         divider = views.get("offsets") or views.get("counts")
         groups = divider[0].shape[0] if divider and len(divider[0].shape) == 1 else 0
-        return form, groups, extents, (groups, a[0], b[1])
+        return form, groups, extents, [(groups, a[0], b[1])]
     if form == MASKED and a[0] != b[0]:
         raise InvalidOperandError(f"a has {a[0]} groups (shape {a}), b has {b[0]}")
-    return form, b[0], extents, (*a[:-1], b[2])
+    return form, b[0], extents, [(*a[:-1], b[2])]
 
 
 def _divided_by(views: dict[str, Views], groups: int, form: str) -> str:
@@ -424,9 +408,7 @@ def _result_dtype_of(views: Mapping[str, Views], out_dtype: CutlassDtype | None,
     return found
 
 
-def _forms_of(
-    result: GroupedResult, form: str, extents: list[tuple[int, int, int]], views: Mapping[str, Views]
-) -> dict[str, str]:
+def _forms_of(result: GroupedResult, form: str, extents: list[Extents], views: Mapping[str, Views]) -> dict[str, str]:
     """The forms of the scales that are arrays, by name; see `scale_forms`."""
     scales = {name: result.labelled({name: views[name]}) for name in ("scale_a", "scale_b") if name in views}
     for label, view in (pair for arrays in scales.values() for pair in arrays.items()):

@@ -6,9 +6,11 @@ import dataclasses
 import functools
 import struct
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...arrays.numerics import FAST
+from ...arrays.symbols import gcd
 from ...epilogue.bound import GroupOperand
 from ...errors import CutlassError, UnsupportedError
 from ...generator.archs import SmArch
@@ -23,32 +25,57 @@ from ...pipeline import devices
 from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps
 from ...pipeline.planning import PlanOptions, planned
-from ...pipeline.problem import MatrixSpec
+from ...pipeline.problem import MatrixSpec, round_up, views
 from ...pipeline.search import Candidate, KernelSearch, matrix, refused
 from ..quantize.reference import BLOCK
-from .problem import (
-    ALONG_K,
-    BLOCKS,
-    CONTIGUOUS,
-    FORMS,
-    GROUP,
-    LIST,
-    MASKED,
-    OP,
-    TENSOR,
-    VECTOR,
-    GroupedProblem,
-    ReadLayout,
-    read_layout,
-    scale_strides,
-    source_layout,
-)
+from .problem import ALONG_K, CONTIGUOUS, FORMS, LIST, MASKED, OP, GroupedProblem, scale_args
 
 ENTRY = struct.Struct("<6Q4q4i")
 """atomr_cutlass_group (kernel_abi.h): a, b, c, d, scale_a, scale_b; lda, ldb, ldc, ldd; m, n, k, padding."""
 
-_SCALE_FORMS = {TENSOR: 0, VECTOR: 1, GROUP: 2, BLOCKS: 0}
 _POINTERS = ("a", "b", "c", "d", "scale_a", "scale_b")
+
+
+@dataclass(frozen=True)
+class ReadLayout:
+    """How a kernel reads an array of matrices.
+
+    Attributes:
+        leading: leading dimension in elements.
+        group: elements from one group's matrix to the next; 0 where all are in one.
+        strided: bytes that every row (or column) and every matrix begins at a multiple of, at most 16.
+        contiguous: bytes that a row's (or column's) length is a multiple of too, at most 16.
+    """
+
+    leading: int
+    group: int
+    strided: int
+    contiguous: int
+
+
+def read_layout(spec: MatrixSpec, layout: str, name: str) -> ReadLayout | None:
+    """How a kernel would read an array with its matrices in this layout; None when it cannot."""
+    along = spec.shape[-1] if layout == "r" else spec.shape[-2]
+    if 0 in spec.shape:  # nothing is read: any leading dimension will do
+        return _read(spec, round_up(max(along, 1), 128 // spec.dtype.bits), 0, along)
+    found = [view for view in views(spec, name) if view.layout == layout]
+    group = spec.strides[0] if len(spec.shape) == 3 and spec.shape[0] > 1 else 0
+    return _read(spec, found[0].leading, group, along) if found else None
+
+
+def source_layout(bias: MatrixSpec) -> ReadLayout | None:
+    """How a kernel would read a bias in the place of C, each row the same one; None where it is not contiguous."""
+    if bias.shape[-1] > 1 and bias.strides[-1] != 1:
+        return None
+    group = bias.strides[0] if len(bias.shape) > 1 and bias.shape[0] > 1 else 0
+    return _read(bias, 0, group, bias.shape[-1])
+
+
+def _read(spec: MatrixSpec, leading: int, group: int, along: int) -> ReadLayout:
+    bits, alignment = spec.dtype.bits, 16 if 0 in spec.shape else spec.alignment
+    strided = gcd(alignment * 8, 128, leading * bits, group * bits) // 8
+    contiguous = gcd(strided * 8, along * bits) // 8
+    return ReadLayout(leading, group, strided & -strided, contiguous & -contiguous)
 
 
 class GroupedSearch(KernelSearch[GroupedProblem]):
@@ -292,8 +319,7 @@ def _plan(problem: GroupedProblem, candidate: Candidate[GroupedProblem], how: Pl
         (args["offsets"],) = slots(divides, [MatrixSpec((problem.groups,), (1,), CutlassDtype.I32)])
     for name, scale in problem.scales.items():
         places[name] = slots(name, scale.arrays)
-        args[f"scale_form_{name[-1]}"] = _SCALE_FORMS[scale.form]
-        args |= scale_strides(name, scale, listed=listed)
+        args |= scale_args(name, scale, listed=listed)
     align = key.align_d if in_place_of_c else 1
     inputs = problem.fusion.inputs if problem.fusion else ()
     operands = [(operand, slots(operand.name, operand.arrays, align)) for operand in inputs]

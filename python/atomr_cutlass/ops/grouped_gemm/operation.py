@@ -45,8 +45,9 @@ from ..gemm.operation import (
     refuse_columns,
     sample_shape,
 )
+from ..gemm.scaled import scale_shapes
 from .kernels import GroupedSearch, make
-from .problem import LIST, OP, GroupedProblem, GroupScale, following, scale_shapes, scale_strides
+from .problem import LIST, OP, GroupedProblem, GroupScale, following, scale_args
 
 _DTYPES = (CutlassDtype.F16, CutlassDtype.BF16, CutlassDtype.F8E4M3, CutlassDtype.F8E5M2)
 
@@ -121,7 +122,7 @@ class GroupedGemmRequest(Request):
         scales = self._scales
         try:
             for name, scale in scales.items():
-                scale_strides(name, scale, listed=True)
+                scale_args(name, scale, listed=True)
         except UnsupportedError as error:
             raise UnsupportedError(f"{error}, for a call of grouped_gemm: those of a request are dense") from None
         if self.tree is not None:
@@ -167,7 +168,7 @@ class GroupedGemmRequest(Request):
         form = self.scaling
         if form is None:
             return {}
-        shapes = [scale_shapes(form, group.m, group.n, group.k) for group in self.shape.groups]
+        shapes = [scale_shapes(group.m, group.n, group.k)[form] for group in self.shape.groups]
 
         def dense(shapes: Iterable[tuple[int, ...]]) -> GroupScale:
             return GroupScale(tuple(MatrixSpec(shape, row_major(shape), CutlassDtype.F32) for shape in shapes), form)

@@ -27,16 +27,7 @@ from ...pipeline.plan_cache import PlanKey
 from ...pipeline.probe import Probe
 from ...pipeline.problem import MatrixSpec, row_major
 from ...pipeline.reduction import is_batch_invariant
-from ...pipeline.request import (
-    Option,
-    Request,
-    RequestOptions,
-    expect_extents,
-    expect_served,
-    math_of,
-    precision_of,
-    sampled,
-)
+from ...pipeline.request import Option, Request, RequestOptions, expect_extents, math_of, precision_of, sampled
 from ...pipeline.search import Candidate
 from ..gemm.operation import BATCH_INVARIANT, PRECISION, fields_from
 from .kernels import ConvFormulation, ConvSearch, make
@@ -172,7 +163,7 @@ class ConvRequest(Request):
 
     def __post_init__(self) -> None:
         self.check_fields(shape=ConvShape, layout=ConvLayout)
-        expect_served("convolution", self.dtype, self.arch, _DTYPES, ARCHS[self.op])
+        self.expect_served("convolution", _DTYPES, ARCHS[self.op])
         check_options(batch_invariant=self.batch_invariant)
         if self.op == WGRAD and self.batch_invariant:
             raise UnsupportedError(f"batch_invariant: {SUMS_OVER_IMAGES}")

@@ -138,7 +138,7 @@ def pair_of(given: Any) -> Any:
 
 def _pair(name: str, given: Any) -> tuple[int, int]:
     pair = pair_of(given)
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(_is_extent(value, 1) for value in pair):
+    if not _is_pair(pair, 1):
         raise InvalidOperandError(
             f"{name} is {shown(given)}; expected an integer from 1, or one each for rows and columns"
         )
@@ -147,16 +147,17 @@ def _pair(name: str, given: Any) -> tuple[int, int]:
 
 def _padding(given: Any) -> tuple[tuple[int, int], tuple[int, int]]:
     pair = pair_of(given)
-    if isinstance(pair, (tuple, list)) and len(pair) == 2:
-        sides = [pair_of(side) for side in pair]
-        if all(isinstance(side, (tuple, list)) and len(side) == 2 for side in sides) and all(
-            _is_extent(value, 0) for side in sides for value in side
-        ):
-            (top, bottom), (left, right) = sides
-            return ((top, bottom), (left, right))
-    raise InvalidOperandError(
-        f"padding is {shown(given)}; expected an integer from 0, (rows, columns) or ((top, bottom), (left, right))"
-    )
+    sides = [pair_of(side) for side in pair] if isinstance(pair, (tuple, list)) else []
+    if len(sides) != 2 or not all(_is_pair(side, 0) for side in sides):
+        raise InvalidOperandError(
+            f"padding is {shown(given)}; expected an integer from 0, (rows, columns) or ((top, bottom), (left, right))"
+        )
+    (top, bottom), (left, right) = sides
+    return ((top, bottom), (left, right))
+
+
+def _is_pair(value: Any, least: int) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2 and all(_is_extent(extent, least) for extent in value)
 
 
 def _is_extent(value: Any, least: int) -> bool:
@@ -288,12 +289,11 @@ def formulations(problem: ConvProblem) -> list[ConvProblem]:
 def _without_tree(problem: ConvProblem, fusion: Fusion) -> ConvProblem | None:
     """The problem with bias and activation in the place of its tree; None for any other tree."""
     plain = as_bias_and_activation(fusion.tree.program)
-    if plain is None or unlike_a_bias(fusion, problem.d.dtype):
+    # Kernels without a tree load either C or the bias.
+    if plain is None or unlike_a_bias(fusion, problem.d.dtype) or (plain.bias is not None and problem.c is not None):
         return None
     bias = None
     if plain.bias is not None:
-        if problem.c is not None:  # kernels without a tree load either C or the bias
-            return None
         spec = fusion.inputs[0].spec
         bias = MatrixSpec(spec.shape[-1:], (1,), spec.dtype, spec.alignment)
     return dataclasses.replace(problem, fusion=None, bias=bias, activation=plain.activation)

@@ -73,10 +73,8 @@ def convolution(
     values = np.zeros(result)
     with np.errstate(all="ignore"):
         if alpha != 0.0:
-            factor = float(alpha)
-            for scale in (scale_a, scale_b):
-                factor *= 1.0 if scale is None else float(scale)
-            values += factor * _SUMS[op](to_float64(a), to_float64(b), geometry)
+            factors = [float(factor) for factor in (alpha, scale_a, scale_b) if factor is not None]
+            values += np.prod(factors) * _SUMS[op](to_float64(a), to_float64(b), geometry)
         return stored(parts.add_terms(values, c, float(beta), bias, activation), scale_d, out_dtype)
 
 

@@ -219,7 +219,6 @@ class _GroupedGemm(Product):
         return (*itertools.chain(*self.labels.values()), *self.epilogue.inputs, *self.results)
 
     def uploaded(self) -> dict[str, _core.Operand]:
-        self._refuse_shared()
         # Kernels read the copies of one operand by columns.
         fp8 = operands.dtype_of(self.first, "a") in FP8_TYPES
         columns = self.labels["b"] if fp8 else self.labels["a"] if self.form == ALONG_K else ()
@@ -227,7 +226,8 @@ class _GroupedGemm(Product):
         return {label: operands.upload(array, 0, columns=label in columns) for label, array in host.items()}
 
     def _before(self) -> dict[str, AnyArray]:
-        """D before the call, by label, on the host."""
+        """D before the call, by label, on the host; refuses results that share memory, as plans do themselves."""
+        check_apart({label: result.view for label, result in self.results.items() if result.view is not None}, {})
         return {
             label: np.zeros(result.shape, numpy_dtype(self.result)) if result.view is None else self.fetch(result.view)
             for label, result in self.results.items()
@@ -236,7 +236,6 @@ class _GroupedGemm(Product):
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
         from .reference import grouped_gemm as compute
 
-        self._refuse_shared()
         alpha, beta = self.call.scalars
         given = {name: [host[label] for label in of] for name, of in self.labels.items() if name != self.divided}
         computed = compute(
@@ -245,10 +244,6 @@ class _GroupedGemm(Product):
             out_dtype=self.result, alpha=alpha, beta=beta, math=self.math,
         )  # fmt: skip
         return dict(zip(self.results, computed, strict=True))
-
-    def _refuse_shared(self) -> None:
-        """Refuses results of a list that share memory, which plans do themselves."""
-        check_apart({label: result.view for label, result in self.results.items() if result.view is not None}, {})
 
 
 def _parse(call: Call) -> Invocation:
@@ -282,15 +277,15 @@ def _parse(call: Call) -> Invocation:
             if view.shape != shape:
                 raise InvalidOperandError(f"{label} has shape {view.shape}; expected {shape}")
     divided = None if listed else _divided_by(views, number, form)
-    dtype, other = (common_dtype(over.labelled({name: views[name]})) for name in "ab")
+    alike = (name for name in ("a", "b", "c", RESULT) if name in views)
+    dtype, other, *_ = (common_dtype(over.labelled({name: views[name]})) for name in alike)
     if dtype is not other and not {dtype, other} <= set(FP8_TYPES):
         raise InvalidOperandError(
             f"a is {dtype.value} and b is {other.value}: both must have one dtype, but for two of fp8"
         )
-    epilogue = bind(
-        call, over, views, taken={*_PRODUCT, "scale_d"} - {"c"},
-        out_dtype=_result_dtype_of(views, options.out_dtype, dtype), acc=accumulator(dtype),
-    )  # fmt: skip
+    out_dtype = result_dtype({name: some[0] for name, some in views.items()}, options.out_dtype, dtype)
+    taken = {*_PRODUCT, "scale_d"} - {"c"}
+    epilogue = bind(call, over, views, taken=taken, out_dtype=out_dtype, acc=accumulator(dtype))
     traced = epilogue.traced
     return _GroupedGemm(
         call=call,
@@ -396,16 +391,6 @@ def _divided_by(views: dict[str, Views], groups: int, form: str) -> str:
         expected = "(G,)" if form == ALONG_K else f"({groups},)"
         raise InvalidOperandError(f"{name} has shape {view.shape}; expected {expected}, one for each group")
     return name
-
-
-def _result_dtype_of(views: Mapping[str, Views], out_dtype: CutlassDtype | None, dtype: CutlassDtype) -> CutlassDtype:
-    """The element type of the results; see `arguments.result_dtype`."""
-    given = {name: views[name] for name in (RESULT, "c") if name in views}
-    members = [dict(zip(given, each, strict=True)) for each in zip(*given.values(), strict=True)] or [{}]
-    found, *others = {result_dtype(member, out_dtype, dtype) for member in members}
-    if others:
-        raise InvalidOperandError("the members of out have different element types: give them one")
-    return found
 
 
 def _forms_of(result: GroupedResult, form: str, extents: list[Extents], views: Mapping[str, Views]) -> dict[str, str]:

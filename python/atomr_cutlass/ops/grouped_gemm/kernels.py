@@ -153,8 +153,54 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
         return epilogue_of(candidate.key, self.problem)
 
     def reason(self) -> str:
-        arch = self.arch or self.device.arch
-        return refusal(self.problem, arch, "" if arch is None else self.closest(arch))
+        problem, arch = self.problem, self.arch or self.device.arch
+        if problem.empty:
+            return "all groups are empty: there is nothing to plan"
+        if arch is not None and arch not in ARCHS[OP]:
+            served = ", ".join(each.value for each in ARCHS[OP])
+            return f"grouped GEMM has no kernels for {arch.value}; there are some for {served}"
+        a, b, d, fusion = problem.a[0], problem.b[0], problem.d[0], problem.fusion
+        fp8, along_k = a.dtype in FP8_TYPES, problem.form == ALONG_K
+        text = (
+            f"no kernel of the matrix serves this grouped GEMM ({problem.form}): {a.dtype.value} and {b.dtype.value} "
+            f"({problem.math}) to {d.dtype.value}, strides {a.strides}, {b.strides} and {d.strides}"
+        )
+        if not fp8 and a.dtype not in HALF_TYPES:
+            return f"{text}: grouped kernels multiply f16, bf16 and fp8"
+        if not fp8 and problem.scales:
+            return f"{text}: only fp8 kernels take scales as arrays; give numbers, or fold them into alpha"
+        if fp8 and d.dtype not in (*HALF_TYPES, *(FP8_TYPES if fusion else ())):
+            return f"{text}: fp8 kernels give bf16 and f16, and with an epilogue e4m3 and e5m2"
+        if fp8 and along_k:
+            return f"{text}: fp8 kernels read A and B contiguous along K, and groups along K begin anywhere; use bf16"
+        notes = [] if arch is None else [self.closest(arch)]
+        if fp8:
+            notes.append(
+                "fp8 kernels read A and B contiguous along K (in PyTorch, b.transpose(-1, -2).contiguous()"
+                ".transpose(-1, -2)), at addresses and strides of 16 bytes"
+            )
+        elif along_k:
+            notes.append(
+                "along K, kernels read A contiguous along M and B along N, such as the transpose of row-major "
+                "activations and a row-major gradient, at addresses and strides of 16 bytes"
+            )
+        else:
+            notes.append("A is read row-major, B in either layout")
+        notes.append("the rows of the result are contiguous")
+        if fusion and arch in (SmArch.SM90A, SmArch.SM100):
+            notes.append(
+                "kernels over TMA, which evaluate epilogue trees, read and write at addresses and strides of 16 bytes"
+            )
+        if fusion and any(operand.kind == ROW_KIND for operand in fusion.inputs):
+            notes.append(
+                "kernels of the sm80 generation, which serve GPUs before sm_90 and unaligned operands, read a bias in "
+                "the place of c: without c, contiguous and of the result's dtype"
+            )
+        if fusion and arch is not None:
+            keys = (key for _, key in cells([arch]) if key.op == OP and (key.a, key.b) == (a.dtype, b.dtype))
+            derived = (supports(_derived(key, problem)) for key in keys)
+            notes += dict.fromkeys(status.reason for status in derived if not status)
+        return f"{text}: {'; '.join(notes)}"
 
 
 def _widths(read: Iterable[ReadLayout | None]) -> tuple[int, int] | None:
@@ -237,50 +283,6 @@ def layouts_of(key: KernelKey, problem: GroupedProblem) -> dict[str, list[ReadLa
     return found
 
 
-def refusal(problem: GroupedProblem, arch: SmArch | None, closest: str = "") -> str:
-    """Why no cell of the matrix serves a problem on an arch, and the cure; `closest` as of a search."""
-    if problem.empty:
-        return "all groups are empty: there is nothing to plan"
-    if arch is not None and arch not in ARCHS[OP]:
-        return (
-            f"grouped GEMM has no kernels for {arch.value}; there are some for {', '.join(a.value for a in ARCHS[OP])}"
-        )
-    a, b, d = problem.a[0], problem.b[0], problem.d[0]
-    text = (
-        f"no kernel of the matrix serves this grouped GEMM ({problem.form}): {a.dtype.value} and {b.dtype.value} "
-        f"({problem.math}) to {d.dtype.value}, strides {a.strides}, {b.strides} and {d.strides}"
-    )
-    if a.dtype not in (*HALF_TYPES, *FP8_TYPES):
-        return f"{text}: grouped kernels multiply f16, bf16 and fp8"
-    if a.dtype not in FP8_TYPES and problem.scales:
-        return f"{text}: only fp8 kernels take scales as arrays; give numbers, or fold them into alpha"
-    if a.dtype in FP8_TYPES and d.dtype not in (*HALF_TYPES, *(FP8_TYPES if problem.fusion is not None else ())):
-        return f"{text}: fp8 kernels give bf16 and f16, and with an epilogue e4m3 and e5m2"
-    if a.dtype in FP8_TYPES and problem.form == ALONG_K:
-        return f"{text}: fp8 kernels read A and B contiguous along K, and groups along K begin anywhere; use bf16"
-    notes = [closest] if closest else []
-    if a.dtype in FP8_TYPES:
-        notes.append("fp8 kernels read A and B contiguous along K (in PyTorch, b.transpose(-1, -2).contiguous()"
-                     ".transpose(-1, -2)), at addresses and strides of 16 bytes")  # fmt: skip
-    elif problem.form == ALONG_K:
-        notes.append("along K, kernels read A contiguous along M and B along N, such as the transpose of row-major "
-                     "activations and a row-major gradient, at addresses and strides of 16 bytes")  # fmt: skip
-    else:
-        notes.append("A is read row-major, B in either layout")
-    notes.append("the rows of the result are contiguous")
-    if problem.fusion is not None:
-        if arch in (SmArch.SM90A, SmArch.SM100):
-            notes.append("kernels over TMA, which evaluate epilogue trees, read and write at addresses and strides of "
-                         "16 bytes")  # fmt: skip
-        if any(operand.kind == ROW_KIND for operand in problem.fusion.inputs):
-            notes.append("kernels of the sm80 generation, which serve GPUs before sm_90 and unaligned operands, read a "
-                         "bias in the place of c: without c, contiguous and of the result's dtype")  # fmt: skip
-        if arch is not None:
-            keys = (key for _, key in cells([arch]) if key.op == OP and (key.a, key.b) == (a.dtype, b.dtype))
-            notes += dict.fromkeys(status.reason for key in keys if not (status := supports(_derived(key, problem))))
-    return f"{text}: {'; '.join(notes)}"
-
-
 def make(problem: GroupedProblem, **options: Any) -> Plan:
     """The plan for a grouped GEMM. Options: `PlanOptions`.
 
@@ -290,15 +292,16 @@ def make(problem: GroupedProblem, **options: Any) -> Plan:
     """
     how = PlanOptions(**options)
     search = GroupedSearch(problem, devices.get(problem.device), how.arch, batch_invariant=how.batch_invariant)
-    return planned(search, functools.partial(_plan, problem), how)
+    return planned(search, functools.partial(_plan, search), how)
 
 
-def _plan(problem: GroupedProblem, candidate: Candidate[GroupedProblem], how: PlanOptions) -> Plan:
-    key, listed, in_place_of_c = candidate.key, problem.form == LIST, bool(_bias_as_c(candidate.key, problem))
+def _plan(search: GroupedSearch, candidate: Candidate[GroupedProblem], how: PlanOptions) -> Plan:
+    problem, key = search.problem, candidate.key
+    listed, in_place_of_c = problem.form == LIST, bool(_bias_as_c(key, problem))
     steps = Steps(problem.device, how.stream)
     layouts = layouts_of(key, problem)
     if layouts is None:
-        raise UnsupportedError(refusal(problem, how.arch or devices.get(problem.device).arch))
+        raise UnsupportedError(search.reason())
 
     def slots(name: str, specs: Sequence[MatrixSpec], align: int = 1, role: str = "input") -> list[Address]:
         labels = [f"{name}[{g}]" if listed else name for g in range(len(specs))]

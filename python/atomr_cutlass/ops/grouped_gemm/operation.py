@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -27,7 +27,7 @@ from ...pipeline.plan_cache import PlanKey
 from ...pipeline.probe import Probe
 from ...pipeline.problem import MatrixSpec, row_major
 from ...pipeline.reduction import is_batch_invariant
-from ...pipeline.request import Option, Request, RequestOptions, expect_served, math_of, sampled
+from ...pipeline.request import Option, Request, RequestOptions, math_of, sampled
 from ...pipeline.search import Candidate
 from ..gemm.operation import (
     BATCH_INVARIANT,
@@ -115,7 +115,7 @@ class GroupedGemmRequest(Request):
             shape=GroupedGemmShape, layout_a=GemmLayout, layout_b=GemmLayout, layout_c=GemmLayout, fast_accum=bool
         )
         check_options(batch_invariant=self.batch_invariant)
-        expect_served("grouped GEMM", self.dtype, self.arch, _DTYPES, ARCHS[OP])
+        self.expect_served("grouped GEMM", _DTYPES, ARCHS[OP])
         expect_scaling(self.scaling, FP8_SCALINGS)
         if self.scaling is not None:
             expect_fp8(self.dtype)
@@ -168,12 +168,9 @@ class GroupedGemmRequest(Request):
         form = self.scaling
         if form is None:
             return {}
-        shapes = [scale_shapes(group.m, group.n, group.k)[form] for group in self.shape.groups]
-
-        def dense(shapes: Iterable[tuple[int, ...]]) -> GroupScale:
-            return GroupScale(tuple(MatrixSpec(shape, row_major(shape), CutlassDtype.F32) for shape in shapes), form)
-
-        return {"scale_a": dense(a for a, _ in shapes), "scale_b": dense(b for _, b in shapes)}
+        shapes = zip(*(scale_shapes(group.m, group.n, group.k)[form] for group in self.shape.groups), strict=True)
+        dense = (tuple(MatrixSpec(shape, row_major(shape), CutlassDtype.F32) for shape in side) for side in shapes)
+        return {name: GroupScale(arrays, form) for name, arrays in zip(("scale_a", "scale_b"), dense, strict=True)}
 
     def plan_key(self) -> PlanKey:
         return self.key_of(

@@ -341,21 +341,20 @@ def _geometry(own: ConvOptions, views: Mapping[str, _core.Operand]) -> ConvGeome
 
 def check_channels(name: str, spec: MatrixSpec) -> None:
     """Refuses negative strides, channels that are not contiguous, and elements that share memory."""
-    if any(stride < 0 and extent > 1 for stride, extent in zip(spec.strides, spec.shape, strict=True)):
+    steps = [stride for stride, extent in zip(spec.strides, spec.shape, strict=True) if extent > 1]
+    if any(stride < 0 for stride in steps):
         raise InvalidOperandError(f"{name} has a negative stride ({spec.strides}): copy it")
     if spec.shape[-1] > 1 and spec.strides[-1] != 1:
         raise UnsupportedError(
             f"{name} (NHWC order) has strides {spec.strides}: its channels must be contiguous; in PyTorch "
             f"{name} = {name}.contiguous(memory_format=torch.channels_last)"
         )
-    if any(stride == 0 and extent > 1 for stride, extent in zip(spec.strides, spec.shape, strict=True)):
+    if 0 in steps:
         raise UnsupportedError(f"{name} (NHWC order) has strides {spec.strides}: copy what is broadcast")
 
 
 def _four(name: str, shape: Any) -> tuple[int, ...]:
     """The extents of a result, as a caller gives them."""
-    if isinstance(shape, tuple) and len(shape) == 4:
-        return shape
     # An array of no dimensions is Iterable and refuses to be iterated over.
     extents = tuple(shape) if isinstance(shape, Iterable) and getattr(shape, "ndim", 1) == 1 else (shape,)
     if len(extents) != 4:

@@ -282,20 +282,18 @@ class ConvOperation(PlannedOperation[ConvRequest]):
 
     def request(self, options: RequestOptions) -> ConvRequest:
         side = max(4, options.extent // 64)
-        n, h, w, c, k, r, s = options.numbers("conv", f"8,{side},{side},64,64,3,3", (7,))
         padding = options.numbers("padding", "0", (1, 2, 4))
         pads = (padding[:2], padding[2:]) if len(padding) == 4 else _by_axis(padding)
         layout = options.given("layout") or ConvLayout.NHWC.value
         if layout not in [known.value for known in ConvLayout]:
             raise InvalidOperandError(f"--layout is {layout!r}; convolutions have nhwc and nchw")
-        (groups,) = options.numbers("groups", "1", (1,))
         return self.request_type(
             ConvShape.nhwc(
-                n, h, w, c, k, r, s,
+                *options.numbers("conv", f"8,{side},{side},64,64,3,3", (7,)),
                 stride=_by_axis(options.numbers("stride", "1", (1, 2))),
                 padding=pads,
                 dilation=_by_axis(options.numbers("dilation", "1", (1, 2))),
-                groups=groups,
+                groups=options.numbers("groups", "1", (1,))[0],
             ),
             **fields_from(options),
             layout=ConvLayout(layout),

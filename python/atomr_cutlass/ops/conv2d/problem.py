@@ -88,8 +88,8 @@ def conv_geometry(
     groups: int = 1,
 ) -> ConvGeometry:
     """All extents of a convolution; refuses what is no extent, channels that do not divide, and a y without pixels."""
-    n, h, width, c = _extents("x", x_shape, "(N, H, W, C)", least=(0, 1, 1, 1))
-    k, r, s, depth = _extents("w", w_shape, "(K, R, S, C / groups)", least=(1, 1, 1, 1))
+    n, h, width, c = _extents("x", x_shape, "(N, H, W, C) up to 2^31 - 1, of which only N may be 0", least=(0, 1, 1, 1))
+    k, r, s, depth = _extents("w", w_shape, "(K, R, S, C / groups) from 1 to 2^31 - 1", least=(1, 1, 1, 1))
     strides, dilations = _pair("stride", stride), _pair("dilation", dilation)
     pads = _padding(padding)
     if not _is_extent(groups, 1):
@@ -123,11 +123,8 @@ def result_shape(op: str, geometry: ConvGeometry) -> Shape4:
 
 
 def _extents(name: str, shape: tuple[int, ...], expected: str, least: Shape4) -> Shape4:
-    if len(shape) != 4 or any(
-        isinstance(extent, bool) or not isinstance(extent, int) or extent < low
-        for extent, low in zip(shape, least, strict=True)
-    ):
-        raise InvalidOperandError(f"{name} has shape {tuple(shape)}; expected {expected}, of which only N may be 0")
+    if len(shape) != 4 or not all(map(_is_extent, shape, least)):
+        raise InvalidOperandError(f"{name} has shape {tuple(shape)}; expected {expected}")
     return (shape[0], shape[1], shape[2], shape[3])
 
 

@@ -316,7 +316,7 @@ class RequestOptions:
 
     def element_type(self, name: str) -> CutlassDtype | None:
         """An element type, or None."""
-        return self._parsed(CutlassDtype.parse, name)
+        return self.parsed(CutlassDtype.parse, name)
 
     @property
     def dtype(self) -> CutlassDtype:
@@ -328,9 +328,10 @@ class RequestOptions:
     @property
     def arch(self) -> SmArch | None:
         """The target."""
-        return self._parsed(SmArch.parse, "arch")
+        return self.parsed(SmArch.parse, "arch")
 
-    def _parsed(self, parse: Callable[[str], T], name: str) -> T | None:
+    def parsed(self, parse: Callable[[str], T], name: str) -> T | None:
+        """What an option's text is parsed to, or None where it was not given; an error names the option."""
         text = self.given(name)
         try:
             return None if text is None else parse(text)

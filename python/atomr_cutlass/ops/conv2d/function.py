@@ -262,14 +262,13 @@ class _Convolution(Product):
                 raise UnsupportedError("scale_d together with bias: scale the bias, and give scale_d as part of alpha")
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
-        def spec(name: str) -> MatrixSpec:
-            found = MatrixSpec.of(views[name], name)
-            check_channels(name, found)
-            return found
-
-        a, b, c = spec("a"), spec("b"), None if self.call.c is None else spec("c")
+        own = ("a", "b", RESULT) if self.call.c is None else ("a", "b", "c", RESULT)
+        specs = {name: MatrixSpec.of(views[name], name) for name in own}
+        for name, spec in specs.items():
+            check_channels(name, spec)
         fusion, device = None if self.epilogue is None else self.epilogue.fusion(views), views["a"].device
-        problem = ConvProblem(self.own.op, self.geometry, a, b, c, spec(RESULT), self.math, device, fusion=fusion)
+        a, b, c, d = specs["a"], specs["b"], specs.get("c"), specs[RESULT]
+        problem = ConvProblem(self.own.op, self.geometry, a, b, c, d, self.math, device, fusion=fusion)
         return make(problem, layout=self.own.layout, like=like, stream=stream, **self.call.planning)
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:

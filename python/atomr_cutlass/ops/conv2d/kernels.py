@@ -12,8 +12,7 @@ from typing import Any
 
 from ...arrays.layouts import collapses, in_layout, pixel_strides
 from ...arrays.numerics import FAST
-from ...epilogue import bound as fused
-from ...epilogue.bound import FusedOperands, source_number
+from ...epilogue.bound import FusedOperands, problem_of, source_number
 from ...errors import CutlassError, UnsupportedError, require
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
@@ -30,7 +29,6 @@ from ...pipeline.problem import MOST, GemmFormulation, GemmProblem, MatrixSpec, 
 from ...pipeline.reduction import refuse_sums
 from ...pipeline.search import Candidate, KernelSearch
 from ..gemm.helpers import sums
-from ..gemm.kernels import OP as GEMM
 from ..gemm.kernels import GemmSearch, cells_of, product_args
 from ..gemm.plans import clears_masks
 from . import problem as conv_problem
@@ -160,7 +158,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         ).formulations
 
     def op_of(self, formulation: ConvFormulation) -> str:
-        return self.op if formulation.product is None else GEMM
+        return self.op if formulation.product is None else GemmSearch.op
 
     def traits(self, formulation: ConvFormulation) -> Hashable:
         product = self._product
@@ -202,7 +200,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
 
         def first() -> Iterator[KernelKey]:
             products = dict.fromkeys(member.product.problem for member in group if member.product is not None)
-            of_gemm = [key for product in products for key in cells_of(GEMM, arch, product)]
+            of_gemm = [key for product in products for key in cells_of(GemmSearch.op, arch, product)]
             # The matrix has no cells with trees: where the GEMM has one, the time decides among all.
             of_tree = bool(of_gemm) and self.problem.fusion is not None
             yield from (*keys, *(others() if of_tree else ()), *of_gemm)
@@ -308,7 +306,7 @@ def _as_gemm(problem: ConvProblem) -> list[GemmProblem]:
     product = GemmProblem(a, b, c, matrix(problem.d), math_mode, problem.device)
     if fusion is None or as_bias_and_activation(fusion.tree.program) == (None, None):
         return [product]
-    return fused.problem_of(product, fusion, LINEAR)
+    return problem_of(product, fusion, LINEAR)
 
 
 def _unwidened(problem: ConvProblem) -> str:
@@ -372,22 +370,22 @@ def _plan(problem: ConvProblem, layout: str, candidate: Candidate[ConvFormulatio
     if casts:
         a, b = cast(a, problem.a, rewritten.a), cast(b, problem.b, rewritten.b)
     zeros = (0,) * (0 if fusion is None else len(fusion.arrays))
+    args: dict[str, Any] = {"a": a, "b": b, "d": out, "alpha": "alpha", "beta": "beta"}
     if product is not None:
-        first, second = (b, a) if swapped else (a, b)
-        args = {"batch": 1, "a": first, "b": second, "c": c, "d": out, "alpha": "alpha", "beta": "beta"}
-        args |= product_args(product, candidate) | others.args(zeros, zeros, swapped=swapped)
+        args |= {"a": b, "b": a} if swapped else {}
+        args |= product_args(product, candidate) | others.args(zeros, zeros, swapped=swapped) | {"batch": 1, "c": c}
     elif reduced:  # alpha, beta and C are for what adds up
         slices, count = formulation.split_k if formulation.apart else 1, math.prod(problem.d.shape)
         sliced = steps.temporary(slices * bytes_of(problem.d.shape, CutlassDtype.F32))
-        args = _args(formulation, a, b, None, bias, sliced)
+        args |= _args(formulation) | {"c_source": None, "bias": bias, "d": sliced}
         args |= {"alpha": 1.0, "beta": 0.0, "split_parallel": int(formulation.apart)}
     elif is_common(key.epilogue) and fusion is None:
         row = None if rewritten.bias is None else rewritten.bias.dtype
         form = told(row, rewritten.epilogue.removeprefix("lc").removeprefix("_"))
-        args = _args(formulation, a, b, c, None, out)
+        args |= _args(formulation) | {"c_source": c, "bias": None}
         args |= {"operand0": bias, "operand0_stride_m": form, "operand0_stride_n": 1}
     else:
-        args = _args(formulation, a, b, c, bias, out) | others.args(zeros, zeros, swapped=False)
+        args |= _args(formulation) | {"c_source": c, "bias": bias} | others.args(zeros, zeros, swapped=False)
     steps.launch(candidate, args, main=True)
     if reduced:
         args = {"count": count, "slices": slices, "slice_stride": count, "a": sliced, "c": c, "d": out}
@@ -396,9 +394,8 @@ def _plan(problem: ConvProblem, layout: str, candidate: Candidate[ConvFormulatio
     return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta, rewrite=formulation.rewrite)
 
 
-def _args(
-    formulation: ConvFormulation, a: Address, b: Address, c: Address | None, bias: Address | None, d: Address
-) -> dict[str, Any]:
+def _args(formulation: ConvFormulation) -> dict[str, int]:
+    """A kernel's arguments for a convolution, but for addresses and scalars."""
     g = formulation.problem.geometry
     x, w, y = map(pixel_strides, formulation.problem.images)
     (top, bottom), (left, right) = g.padding
@@ -407,9 +404,7 @@ def _args(
         "pad_h": top, "pad_w": left, "pad_h_end": bottom, "pad_w_end": right,
         "stride_h": g.stride[0], "stride_w": g.stride[1], "dilation_h": g.dilation[0], "dilation_w": g.dilation[1],
         "groups": g.groups, "split_k": formulation.split_k, "swizzle": 1,
-        "a": a, "b": b, "c_source": c, "d": d, "bias": bias,
         "x_stride_w": x[0], "x_stride_h": x[1], "x_stride_n": x[2],
         "w_stride_s": w[0], "w_stride_r": w[1], "w_stride_k": w[2],
         "y_stride_q": y[0], "y_stride_p": y[1], "y_stride_n": y[2],
-        "alpha": "alpha", "beta": "beta",
     }  # fmt: skip

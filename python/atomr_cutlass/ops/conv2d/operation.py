@@ -284,9 +284,6 @@ class ConvOperation(PlannedOperation[ConvRequest]):
         side = max(4, options.extent // 64)
         padding = options.numbers("padding", "0", (1, 2, 4))
         pads = (padding[:2], padding[2:]) if len(padding) == 4 else _by_axis(padding)
-        layout = options.given("layout") or ConvLayout.NHWC.value
-        if layout not in [known.value for known in ConvLayout]:
-            raise InvalidOperandError(f"--layout is {layout!r}; convolutions have nhwc and nchw")
         return self.request_type(
             ConvShape.nhwc(
                 *options.numbers("conv", f"8,{side},{side},64,64,3,3", (7,)),
@@ -296,7 +293,7 @@ class ConvOperation(PlannedOperation[ConvRequest]):
                 groups=options.numbers("groups", "1", (1,))[0],
             ),
             **fields_from(options),
-            layout=ConvLayout(layout),
+            layout=options.parsed(ConvLayout, "layout") or ConvLayout.NHWC,
             precision=options.given("precision"),
             batch_invariant=options.flag("batch_invariant") or None,
         )  # fmt: skip

@@ -229,13 +229,6 @@ class ConvProblem:
         return LINEAR if self.activation in (None, "identity") else f"{LINEAR}_{self.activation}"
 
     @property
-    def common(self) -> str | None:
-        """Id of the epilogue of kernels that are told their tree; None where those do not serve."""
-        if self.op == WGRAD or self.activation not in (None, "identity", *COMMON_ACTIVATIONS):
-            return None
-        return COMMON if self.fusion is None else common_of(self.epilogue)
-
-    @property
     def implicit_gemm(self) -> tuple[int, int, int]:
         """M, N and K of the product of one group (source: CUTLASS's documentation of implicit GEMM)."""
         g = self.geometry
@@ -255,10 +248,13 @@ class ConvProblem:
         alignments = _alignments(self, g.groups)
         results = [self.d] if self.c is None else [self.d, self.c]
         dense = all(spec.dense and spec.alignment % CAST_ALIGNMENT == 0 for spec in results)
+        common = None  # which kernels have that are told their tree
+        if self.op != WGRAD and self.activation in (None, "identity", *COMMON_ACTIVATIONS):
+            common = COMMON if self.fusion is None else common_of(self.epilogue)
         return ConvTraits(
             op=self.op,
             types=(self.a.dtype, self.b.dtype, self.d.dtype, self.math),
-            epilogues=(self.epilogue, self.common, wider(self.epilogue)),
+            epilogues=(self.epilogue, common, wider(self.epilogue)),
             grouped=g.groups > 1,
             single=g.groups == g.c == g.k and g.r * g.s <= 128,  # ConvDepthwise::can_implement
             alignments=alignments,

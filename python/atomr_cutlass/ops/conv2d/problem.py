@@ -273,23 +273,24 @@ def formulations(problem: ConvProblem) -> list[ConvProblem]:
     A tree that is bias and activation is put to kernels that have just those, any other with a matrix loaded as C where
     one can be, and then as it is.
     """
-    if problem.fusion is None:
+    fusion, d = problem.fusion, problem.d
+    if fusion is None:
         return [problem]
-    found = [_without_tree(problem, problem.fusion), _with_source(problem, problem.fusion), problem]
-    return [formulation for formulation in found if formulation is not None]
-
-
-def _without_tree(problem: ConvProblem, fusion: Fusion) -> ConvProblem | None:
-    """The problem with bias and activation in the place of its tree; None for any other tree."""
-    plain = as_bias_and_activation(fusion.tree.program)
+    found, plain = [], as_bias_and_activation(fusion.tree.program)
     # Kernels without a tree load either C or the bias.
-    if plain is None or unlike_a_bias(fusion, problem.d.dtype) or (plain.bias is not None and problem.c is not None):
-        return None
-    bias = None
-    if plain.bias is not None:
-        spec = fusion.inputs[0].spec
-        bias = MatrixSpec(spec.shape[-1:], (1,), spec.dtype, spec.alignment)
-    return dataclasses.replace(problem, fusion=None, bias=bias, activation=plain.activation)
+    if plain is not None and not unlike_a_bias(fusion, d.dtype) and (plain.bias is None or problem.c is None):
+        bias = None
+        if plain.bias is not None:
+            spec = fusion.inputs[0].spec
+            bias = MatrixSpec(spec.shape[-1:], (1,), spec.dtype, spec.alignment)
+        found.append(dataclasses.replace(problem, fusion=None, bias=bias, activation=plain.activation))
+    if problem.c is None and collapses(d):
+        strides = (pixel_strides(d)[0], 1)  # kernels have one set of strides for C and D
+        number = source_of(fusion, lambda array: array.spec.strides == strides and array.dtype is d.dtype)
+        if number is not None:
+            c = dataclasses.replace(d, alignment=fusion.inputs[number].alignment)
+            found.append(dataclasses.replace(problem, source=number, c=c))
+    return [*found, problem]
 
 
 def unlike_a_bias(fusion: Fusion, d: CutlassDtype) -> str:
@@ -305,18 +306,6 @@ def unlike_a_bias(fusion: Fusion, d: CutlassDtype) -> str:
     if bias.spec.shape[-1] > 1 and bias.spec.strides[-1] != 1:
         return f"{bias.name} has stride {bias.spec.strides[-1]}, and kernels without trees read a contiguous one; "
     return ""
-
-
-def _with_source(problem: ConvProblem, fusion: Fusion) -> ConvProblem | None:
-    """The problem with a matrix of its tree loaded as C, if one can be."""
-    if problem.c is not None or not collapses(problem.d):
-        return None
-    strides, dtype = (pixel_strides(problem.d)[0], 1), problem.d.dtype  # kernels have one set of strides for C and D
-    number = source_of(fusion, lambda array: array.spec.strides == strides and array.dtype is dtype)
-    if number is None:
-        return None
-    c = dataclasses.replace(problem.d, alignment=fusion.inputs[number].alignment)
-    return dataclasses.replace(problem, source=number, c=c)
 
 
 def of_two_images(problem: ConvProblem) -> ConvProblem:

@@ -33,8 +33,6 @@ from .problem import ALONG_K, CONTIGUOUS, FORMS, LIST, MASKED, OP, GroupedProble
 ENTRY = struct.Struct("<6Q4q4i")
 """atomr_cutlass_group (kernel_abi.h): a, b, c, d, scale_a, scale_b; lda, ldb, ldc, ldd; m, n, k, padding."""
 
-_POINTERS = ("a", "b", "c", "d", "scale_a", "scale_b")
-
 
 @dataclass(frozen=True)
 class ReadLayout:
@@ -366,7 +364,7 @@ def _table(
     """
     table, patches = bytearray(), []
     for g, extents in enumerate(problem.members):
-        for index, name in enumerate(_POINTERS):
+        for index, name in enumerate(("a", "b", "c", "d", "scale_a", "scale_b")):
             if addresses := places.get(name):
                 patches.append((len(table) + 8 * index, addresses[g if len(addresses) > 1 else 0]))
         table += ENTRY.pack(0, 0, 0, 0, 0, 0, *(layouts[letter][g].leading for letter in "abcd"), *extents, 0)

@@ -29,22 +29,8 @@ from ...pipeline.problem import MatrixSpec, row_major
 from ...pipeline.reduction import is_batch_invariant
 from ...pipeline.request import Option, Request, RequestOptions, math_of, sampled
 from ...pipeline.search import Candidate
-from ..gemm.operation import (
-    BATCH_INVARIANT,
-    FAST_ACCUM,
-    FP8_SCALES,
-    FP8_SCALINGS,
-    MATRIX_LAYOUT,
-    GemmLayout,
-    GemmShape,
-    expect_fp8,
-    expect_scaling,
-    fields_from,
-    layouts_from,
-    layouts_of,
-    refuse_columns,
-    sample_shape,
-)
+from ..gemm import operation as gemm
+from ..gemm.operation import GemmLayout, GemmShape
 from ..gemm.scaled import scale_shapes
 from .kernels import GroupedSearch, make
 from .problem import LIST, OP, GroupedProblem, GroupScale, following, scale_args
@@ -116,9 +102,9 @@ class GroupedGemmRequest(Request):
         )
         check_options(batch_invariant=self.batch_invariant)
         self.expect_served("grouped GEMM", _DTYPES, ARCHS[OP])
-        expect_scaling(self.scaling, FP8_SCALINGS)
+        gemm.expect_scaling(self.scaling, gemm.FP8_SCALINGS)
         if self.scaling is not None:
-            expect_fp8(self.dtype)
+            gemm.expect_fp8(self.dtype)
         scales = self._scales
         try:
             for name, scale in scales.items():
@@ -201,10 +187,10 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
     )
     options = (
         Option("groups", "MxNxK of each group, such as 128x512x256,0x512x256."),
-        MATRIX_LAYOUT,
-        FAST_ACCUM,
-        FP8_SCALES,
-        BATCH_INVARIANT,
+        gemm.MATRIX_LAYOUT,
+        gemm.FAST_ACCUM,
+        gemm.FP8_SCALES,
+        gemm.BATCH_INVARIANT,
     )
 
     def operands(self, request: GroupedGemmRequest) -> tuple[OperandSlot, ...]:
@@ -242,8 +228,8 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
             groups.append(GemmShape(*map(int, group.split("x"))))
         return GroupedGemmRequest(
             GroupedGemmShape(groups),
-            **fields_from(options),
-            **layouts_from(options),
+            **gemm.fields_from(options),
+            **gemm.layouts_from(options),
             fast_accum=options.flag("fast_accum"),
             scaling=options.given("scaling"),
             batch_invariant=options.flag("batch_invariant") or None,
@@ -254,7 +240,7 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
         return make(request.problem(device), **options)
 
     def result_layout(self, request: GroupedGemmRequest) -> str:
-        refuse_columns(request.layout_c)
+        gemm.refuse_columns(request.layout_c)
         return super().result_layout(request)
 
     def search(self, request: GroupedGemmRequest, device: Device) -> GroupedSearch | None:
@@ -264,7 +250,7 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
         self, key: KernelKey, epilogue: str, device: Device
     ) -> tuple[GroupedGemmRequest, Candidate[GroupedProblem]]:
         request = GroupedGemmRequest(
-            GroupedGemmShape([sample_shape(key)]), **sampled(key, epilogue), **layouts_of(key),
+            GroupedGemmShape([gemm.sample_shape(key)]), **sampled(key, epilogue), **gemm.layouts_of(key),
             fast_accum=key.math == FAST, batch_invariant=False,
         )  # fmt: skip
         return request, Candidate(key, None, 0.0, request.problem(device.index))

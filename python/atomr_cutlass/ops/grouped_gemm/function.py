@@ -249,14 +249,10 @@ class _GroupedGemm(Product):
 def _parse(call: Call) -> Invocation:
     call.check("grouped_gemm")
     options, arrays = call.options, call.arrays
-    scale_d = arrays["scale_d"]
-    if scale_d is not None and not isinstance(scale_d, NUMBERS):
-        raise UnsupportedError(
-            f"scale_d is a {type(scale_d).__name__}: grouped kernels read no scale of D, give a number, or multiply in "
-            "an epilogue"
-        )
+    of_d = "grouped kernels read no scale of D, give a number, or multiply in an epilogue"
+    call.refuse_scale_arrays(of_d, ("scale_d",))
     if call.follows:
-        refuse_scale_d(scale_d)
+        refuse_scale_d(arrays["scale_d"])
     outs = {f"{RESULT}[{g}]": out for g, out in enumerate(call.out)} if _is_list(call.out) else {RESULT: call.out}
     for label, array in outs.items():
         refuse_jax_out(array, label)
@@ -320,11 +316,6 @@ def _check_kinds(arrays: Mapping[str, Any]) -> None:
         if arrays[name] is None:
             raise InvalidOperandError(f"{name} is None; expected an array, or a list of them")
     listed = _is_list(arrays["a"])
-    if listed != _is_list(arrays["b"]):
-        one, other = ("a", "b") if listed else ("b", "a")
-        raise InvalidOperandError(
-            f"{one} is a list and {other} is a {type(arrays[other]).__name__}: give two of a kind"
-        )
     for name, array in arrays.items():
         if array is None:
             continue

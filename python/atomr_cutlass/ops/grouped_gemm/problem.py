@@ -172,19 +172,14 @@ def _forms(shapes: Sequence[Shape] | None, choices: Sequence[_Choices]) -> list[
 
 def _choices(form: str, groups: int, m: int, n: int, k: int) -> tuple[_Choices, _Choices]:
     """The shapes that scales of A and of B may have, beside one element."""
-    k_blocks, n_blocks = -(-k // BLOCK), -(-n // BLOCK)
+    rows, columns, k_blocks, n_blocks = (m, 1), (1, n), -(-k // BLOCK), -(-n // BLOCK)
+    of_a, of_b = (m, k_blocks), (k_blocks, n_blocks)
     if form == LIST:
-        return (
-            {VECTOR: ((m, 1),), BLOCKS: ((m, k_blocks),)},
-            {VECTOR: ((1, n),), BLOCKS: ((k_blocks, n_blocks),)},
-        )
-    each: tuple[Shape, ...] = ((groups,), (groups, 1, 1))
+        return {VECTOR: (rows,), BLOCKS: (of_a,)}, {VECTOR: (columns,), BLOCKS: (of_b,)}
+    each: _Choices = {GROUP: ((groups,), (groups, 1, 1))}
     if form == ALONG_K:
-        return (
-            {GROUP: each, VECTOR: ((m, 1), (groups, m, 1))},
-            {GROUP: each, VECTOR: ((1, n), (groups, 1, n))},
-        )
-    of_b: _Choices = {GROUP: each, VECTOR: ((groups, 1, n),), BLOCKS: ((groups, k_blocks, n_blocks),)}
+        return each | {VECTOR: (rows, (groups, *rows))}, each | {VECTOR: (columns, (groups, *columns))}
+    stacked_b = each | {VECTOR: ((groups, *columns),), BLOCKS: ((groups, *of_b),)}
     if form == MASKED:
-        return {GROUP: each, VECTOR: ((groups, m, 1),), BLOCKS: ((groups, m, k_blocks),)}, of_b
-    return {GROUP: ((groups,),), VECTOR: ((m, 1),), BLOCKS: ((m, k_blocks),)}, of_b
+        return each | {VECTOR: ((groups, *rows),), BLOCKS: ((groups, *of_a),)}, stacked_b
+    return {GROUP: ((groups,),), VECTOR: (rows,), BLOCKS: (of_a,)}, stacked_b

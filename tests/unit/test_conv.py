@@ -335,7 +335,7 @@ GPU_W = CudaArray(0x7F00_0000_0000, (8, 3, 3, 4), "<f4")
         ((X.astype(np.complex64), W), {}, "no kernel knows elements of type complex64"),
         ((X, W, Y), {}, "c is given but beta is 0, so it would not be read"),
         ((X, W), {"beta": 1.0}, r"beta is 1\.0, so c is needed"),
-        ((X, W, Y[:1]), {"beta": 1.0}, r"c has shape \(1, 3, 4, 8\) \(NHWC order\); the result has \(2, 3, 4, 8\)"),
+        ((X, W, Y[:1]), {"beta": 1.0}, r"c has shape \(1, 3, 4, 8\); expected \(2, 3, 4, 8\) \(NHWC order\)"),
         ((X, W, Y[0]), {"beta": 1.0}, "c has shape"),
         ((X, W, Y.astype(np.float64)), {"beta": 1.0}, "c is f64; it must have the result's dtype, f32"),
         ((X, W), {"alpha": "2"}, "alpha is a str; expected a number"),

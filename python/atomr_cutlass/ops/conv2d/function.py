@@ -301,11 +301,9 @@ def _parse(call: Call) -> _Convolution:
     result = result_dtype(views, options.out_dtype, dtype)
     math = math_mode(dtype, options.precision)
     shape = result_shape(own.op, geometry)
-    for name in ("c", RESULT):
-        if name in views and views[name].shape != shape:
-            raise InvalidOperandError(f"{name} has shape {views[name].shape} (NHWC order); the result has {shape}")
-    if "bias" in views and views["bias"].shape != shape[-1:]:
-        raise InvalidOperandError(f"bias has shape {views['bias'].shape}; expected ({shape[-1]},)")
+    for name, expected in (("c", shape), (RESULT, shape), ("bias", shape[-1:])):
+        if name in views and views[name].shape != expected:
+            raise InvalidOperandError(f"{name} has shape {views[name].shape}; expected {expected} (NHWC order)")
     if RESULT in views:
         check_out(views, ("a", "b", "c", "bias"))
     parsed = _Convolution(

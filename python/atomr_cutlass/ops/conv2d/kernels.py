@@ -153,9 +153,8 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         return dataclasses.replace(problem, a=cast(problem.a), b=cast(problem.b), math="default"), True
 
     def of_many_rows(self) -> Sequence[Sequence[ConvFormulation]]:
-        return ConvSearch(
-            conv_problem.of_two_images(self.problem), self.device, self.arch, batch_invariant=True
-        ).formulations
+        two_images = conv_problem.of_two_images(self.problem)
+        return ConvSearch(two_images, self.device, self.arch, batch_invariant=True).formulations
 
     def op_of(self, formulation: ConvFormulation) -> str:
         return self.op if formulation.product is None else GemmSearch.op
@@ -377,13 +376,12 @@ def _plan(problem: ConvProblem, layout: str, candidate: Candidate[ConvFormulatio
     elif reduced:  # alpha, beta and C are for what adds up
         slices, count = formulation.split_k if formulation.apart else 1, math.prod(problem.d.shape)
         sliced = steps.temporary(slices * bytes_of(problem.d.shape, CutlassDtype.F32))
-        args |= _args(formulation) | {"c_source": None, "bias": bias, "d": sliced}
-        args |= {"alpha": 1.0, "beta": 0.0, "split_parallel": int(formulation.apart)}
+        args |= _args(formulation) | {"d": sliced, "split_parallel": int(formulation.apart), "alpha": 1.0, "beta": 0.0}
     elif is_common(key.epilogue) and fusion is None:
         row = None if rewritten.bias is None else rewritten.bias.dtype
         form = told(row, rewritten.epilogue.removeprefix("lc").removeprefix("_"))
-        args |= _args(formulation) | {"c_source": c, "bias": None}
-        args |= {"operand0": bias, "operand0_stride_m": form, "operand0_stride_n": 1}
+        args |= {"c_source": c, "operand0": bias, "operand0_stride_m": form, "operand0_stride_n": 1}
+        args |= _args(formulation)
     else:
         args |= _args(formulation) | {"c_source": c, "bias": bias} | others.args(zeros, zeros, swapped=False)
     steps.launch(candidate, args, main=True)

@@ -248,6 +248,8 @@ class ConvProblem:
         alignments = _alignments(self, g.groups)
         results = [self.d] if self.c is None else [self.d, self.c]
         dense = all(spec.dense and spec.alignment % CAST_ALIGNMENT == 0 for spec in results)
+        dgrads = [] if g.stride != (1, 1) else ["unity"]
+        dgrads += [] if g.dilation != (1, 1) else ["strided"]
         common = None  # which kernels have that are told their tree
         if self.op != WGRAD and self.activation in (None, "identity", *COMMON_ACTIVATIONS):
             common = COMMON if self.fusion is None else common_of(self.epilogue)
@@ -260,7 +262,7 @@ class ConvProblem:
             alignments=alignments,
             whole=alignments if g.groups == 1 else _alignments(self, 1),
             iterators=_iterators(self),
-            stride_supports=_stride_supports(self),
+            stride_supports=tuple(dgrads) if self.op == DGRAD else ("",),
             channels=next((few for few in (1, 2, 4, 8, 16) if g.c == few * g.groups), 0),
             tma=_tma_serves(self),
             writable=dense and math.prod(self.d.shape) % 4 == 0,  # slices are added up by four elements at once
@@ -395,14 +397,6 @@ def _iterators(problem: ConvProblem) -> frozenset[str]:
     if g.dilation == (1, 1) and all(8 * reached < 2**31 for reached in read):
         found |= {"few_channels", "fixed_channels"}
     return frozenset(found)
-
-
-def _stride_supports(problem: ConvProblem) -> tuple[str, ...]:
-    """`ConvTraits.stride_supports`: dgrad of a strided filter has no dilation."""
-    if problem.op != DGRAD:
-        return ("",)
-    unity = ("unity",) if problem.geometry.stride == (1, 1) else ()
-    return (*unity, "strided") if problem.geometry.dilation == (1, 1) else unity
 
 
 def _tma_serves(problem: ConvProblem) -> bool:

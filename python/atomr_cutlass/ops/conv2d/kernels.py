@@ -47,7 +47,6 @@ class ConvFormulation:
     """The form in which a kernel computes a convolution.
 
     Attributes:
-        split_k: slices of K.
         casts: whether the operands are cast before.
         wide: whether the result is computed in float32 and cast.
         product: the GEMM that the convolution comes to; None for an implicit GEMM.
@@ -257,8 +256,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
     def _plainest(self) -> Candidate[ConvFormulation] | None:
         """The best of the matrix's convolutions; without slices of K and in the result's own type if there is one."""
         found = [cell for cell in select.rank_cells(self) if cell.key.op == self.op]
-        as_it_stands = (cell for cell in found if cell.formulation.split_k == 1 and not cell.formulation.wide)
-        return next(as_it_stands, next(iter(found), None))
+        return min(found, key=lambda cell: cell.formulation.split_k > 1 or cell.formulation.wide, default=None)
 
 
 def _check(problem: ConvProblem) -> None:

@@ -166,7 +166,6 @@ class ConvTraits(NamedTuple):
 
     Attributes:
         types: element types of A, B and D, and math mode.
-        epilogues: ids of kernels' epilogues that serve.
         single: whether each group is a single channel, and the filter small enough for kernels of such.
         alignments: elements of a group's channels of A, B and D (and C), bytes of the bias and bits of its elements.
         whole: those numbers of all channels.
@@ -196,7 +195,6 @@ class ConvProblem:
     Attributes:
         op: `conv2d_fprop` (A = x, B = w, D = y), `conv2d_dgrad` (dy, w, dx) or `conv2d_wgrad` (dy, x, dw).
         a, b, d: the arrays, 4-D; channels last and contiguous.
-        c: like D.
         bias: one element for each channel of D.
         fusion: the tree that follows, with its arrays, in the place of bias and activation.
         source: number of the tree's input that is loaded as the C operand, and described by `c`.

@@ -171,20 +171,20 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
             return f"{text}: fp8 kernels give bf16 and f16, and with an epilogue e4m3 and e5m2"
         if fp8 and along_k:
             return f"{text}: fp8 kernels read A and B contiguous along K, and groups along K begin anywhere; use bf16"
-        notes = [] if arch is None else [self.closest(arch)]
         if fp8:
-            notes.append(
+            reads = (
                 "fp8 kernels read A and B contiguous along K (in PyTorch, b.transpose(-1, -2).contiguous()"
                 ".transpose(-1, -2)), at addresses and strides of 16 bytes"
             )
         elif along_k:
-            notes.append(
+            reads = (
                 "along K, kernels read A contiguous along M and B along N, such as the transpose of row-major "
                 "activations and a row-major gradient, at addresses and strides of 16 bytes"
             )
         else:
-            notes.append("A is read row-major, B in either layout")
-        notes.append("the rows of the result are contiguous")
+            reads = "A is read row-major, B in either layout"
+        closest = [] if arch is None else [self.closest(arch)]
+        notes = [*closest, reads, "the rows of the result are contiguous"]
         if fusion and arch in (SmArch.SM90A, SmArch.SM100):
             notes.append(
                 "kernels over TMA, which evaluate epilogue trees, read and write at addresses and strides of 16 bytes"

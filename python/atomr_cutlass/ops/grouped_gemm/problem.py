@@ -55,8 +55,6 @@ class GroupedProblem:
         c: like d, or empty.
         counted: whether the rows are divided by counts; by ends otherwise. Always for the masked form.
         math: math mode of the kernel key; `fast` allows `default`.
-        scale_a, scale_b: scales that are arrays.
-        fusion: the tree after the product.
     """
 
     form: str

@@ -14,7 +14,6 @@ import numpy as np
 from ... import _core
 from ...arrays import operands
 from ...arrays.numerics import AnyArray, math_mode, numpy_dtype
-from ...arrays.operands import check_apart, check_devices, refuse_jax_out, result_dtype
 from ...checks import NUMBERS, check_extents, check_options
 from ...epilogue.bind import BoundEpilogue, bind, refuse_scale_d
 from ...epilogue.results import GroupedResult, Views, common_dtype
@@ -162,7 +161,6 @@ class _GroupedGemm(Product):
     """Products of groups, parsed.
 
     Attributes:
-        extents: (M, N, K), of a list for each.
         labels: of the arrays of each of the product's operands by its name, in the order of a plan's call.
         divided: `offsets` or `counts`, whichever is given; None for lists.
         scale_forms: of `scale_a` and `scale_b`, where they are arrays.
@@ -170,7 +168,6 @@ class _GroupedGemm(Product):
     """
 
     form: str
-    extents: list[Extents]
     labels: dict[str, tuple[str, ...]]
     divided: str | None
     epilogue: BoundEpilogue[GroupedResult]
@@ -195,9 +192,9 @@ class _GroupedGemm(Product):
         """Where each group begins and ends; checks offsets or counts."""
         from .reference import group_bounds  # which launches do without
 
-        name, (m, _, k) = str(self.divided), self.extents[0]
+        name, (*_, rows, columns) = str(self.divided), self.first.shape
         values = self.fetch(self.inputs[name])
-        return group_bounds(name, values, k if self.form == ALONG_K else m, self.form)
+        return group_bounds(name, values, columns if self.form == ALONG_K else rows, self.form)
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
         labels, result, tree = self.labels, self.epilogue.result, self.tree
@@ -227,7 +224,7 @@ class _GroupedGemm(Product):
 
     def _before(self) -> dict[str, AnyArray]:
         """D before the call, by label, on the host; refuses results that share memory, as plans do themselves."""
-        check_apart({label: result.view for label, result in self.results.items() if result.view is not None}, {})
+        operands.check_apart({label: view for label, view in self.views.items() if label in self.results}, {})
         return {
             label: np.zeros(result.shape, numpy_dtype(self.result)) if result.view is None else self.fetch(result.view)
             for label, result in self.results.items()
@@ -255,7 +252,7 @@ def _parse(call: Call) -> Invocation:
         refuse_scale_d(arrays["scale_d"])
     outs = {f"{RESULT}[{g}]": out for g, out in enumerate(call.out)} if _is_list(call.out) else {RESULT: call.out}
     for label, array in outs.items():
-        refuse_jax_out(array, label)
+        operands.refuse_jax_out(array, label)
     given = {name: arrays[name] for name in _PRODUCT if name not in call.numbers} | {"c": call.c, RESULT: call.out}
     _check_kinds(given if call.epilogue is not None else {**given, "bias": arrays["bias"]})
     lists = {name for name, array in {**arrays, **call.others, RESULT: call.out}.items() if _is_list(array)}
@@ -267,7 +264,7 @@ def _parse(call: Call) -> Invocation:
     every = over.labelled(views)
     for label, view in every.items():
         check_extents(view.shape, label)
-    check_devices(every)
+    operands.check_devices(every)
     for name in ("c", RESULT):
         for (label, view), shape in zip(over.labelled({name: views.get(name, ())}).items(), over.members, strict=False):
             if view.shape != shape:
@@ -279,7 +276,7 @@ def _parse(call: Call) -> Invocation:
         raise InvalidOperandError(
             f"a is {dtype.value} and b is {other.value}: both must have one dtype, but for two of fp8"
         )
-    out_dtype = result_dtype({name: some[0] for name, some in views.items()}, options.out_dtype, dtype)
+    out_dtype = operands.result_dtype({name: some[0] for name, some in views.items()}, options.out_dtype, dtype)
     taken = {*_PRODUCT, "scale_d"} - {"c"}
     epilogue = bind(call, over, views, taken=taken, out_dtype=out_dtype, acc=accumulator(dtype))
     traced = epilogue.traced
@@ -292,7 +289,6 @@ def _parse(call: Call) -> Invocation:
         },
         arrange=functools.partial(_arranged, traced, tuple(over.shapes)) if listed else traced.arranger,
         form=form,
-        extents=extents,
         labels={name: tuple(over.labelled({name: views[name]})) for name in _PRODUCT if name in views},
         divided=divided,
         result=epilogue.dtype,

@@ -459,14 +459,14 @@ SCALES = [
 
 @pytest.mark.parametrize(("form", "extents", "a", "b", "want"), SCALES)
 def test_forms_of_scales(form: str, extents: Any, a: Any, b: Any, want: tuple[str, str]) -> None:
-    shapes = [None if shape is None else [shape] for shape in (a, b)]
+    shapes = [() if shape is None else [shape] for shape in (a, b)]
     assert scale_forms(form, 4, [extents], *shapes) == want
 
 
 def test_forms_of_scales_of_lists() -> None:
     extents = [(4, 200, 300), (1, 200, 300)]
     vectors = [(4, 1), (1, 1)]
-    assert scale_forms(LIST, 2, extents, [(1,)], vectors[:0] or None) == ("tensor", "tensor")
+    assert scale_forms(LIST, 2, extents, [(1,)], ()) == ("tensor", "tensor")
     assert scale_forms(LIST, 2, extents, vectors, [(1, 200)] * 2) == ("vector", "vector")
     assert scale_forms(LIST, 2, extents, [(1,), (1, 1)], [(1, 200)] * 2) == ("tensor", "vector")
     assert scale_forms(LIST, 2, extents, [(4, 3), (1, 3)], [(3, 2)] * 2) == ("block", "block")

@@ -260,8 +260,8 @@ class ConvOperation(PlannedOperation[ConvRequest]):
             shape, strides = (in_layout(values, request.layout.value) for values in (spec.shape, spec.strides))
             return OperandSlot(name, (MatrixSpec(shape, strides, spec.dtype, spec.alignment),), written=name == "out")
 
-        table = [slot(*pair) for pair in zip(OPERANDS[self.name], (conv.a, conv.b), strict=True)]
-        table += [] if conv.c is None else [slot("c", conv.c)]
+        named = zip((*OPERANDS[self.name], "c"), (conv.a, conv.b, conv.c), strict=True)
+        table = [slot(name, spec) for name, spec in named if spec is not None]
         return (*table, *epilogue_slots(conv.fusion), slot("out", conv.d))
 
     def optional_names(self, request: ConvRequest) -> tuple[str, ...]:

@@ -386,5 +386,5 @@ def _forms_of(result: GroupedResult, form: str, extents: list[Extents], views: M
         if dtype is not CutlassDtype.F32:
             raise InvalidOperandError(f"{label} is {dtype.value}; expected float32")
     shapes = {name: [view.shape for view in arrays.values()] for name, arrays in scales.items()}
-    found = scale_forms(form, result.number, extents, shapes.get("scale_a"), shapes.get("scale_b"))
+    found = scale_forms(form, result.number, extents, shapes.get("scale_a", ()), shapes.get("scale_b", ()))
     return {name: scaling for name, scaling in zip(("scale_a", "scale_b"), found, strict=True) if name in scales}

@@ -127,8 +127,7 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
         """As far as the host knows those of the groups; of masked ones half the rows, since full ones need no masks."""
         groups = formulation.groups
         if formulation.form == LIST:
-            sums = [sum(extents) for extents in zip(*formulation.members, strict=True)]
-            m, n, k = (max(1, round(total / groups)) for total in sums)
+            m, n, k = (max(1, round(sum(of) / groups)) for of in zip(*formulation.members, strict=True))
         else:
             m, n, k = formulation.extents
         if formulation.form == MASKED:

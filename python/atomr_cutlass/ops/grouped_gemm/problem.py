@@ -49,8 +49,7 @@ class GroupedProblem:
     """D[g] = epilogue(alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g]), in the callers' layouts.
 
     Attributes:
-        form: `contiguous` (A (rows, K), B (G, K, N), D (rows, N)), `masked` ((G, rows, K), (G, K, N), (G, rows, N)),
-            `along_k` ((M, total K), (total K, N), (G, M, N)) or `list` (matrices of their own).
+        form: of FORMS; `grouped_gemm` has a table of them.
         a, b, d: the arrays: one, or of a list one for each group.
         c: like d, or empty.
         counted: whether the rows are divided by counts; by ends otherwise. Always for the masked form.
@@ -125,11 +124,7 @@ def scale_args(name: str, scale: GroupScale, *, listed: bool) -> dict[str, int]:
 
 
 def scale_forms(
-    form: str,
-    groups: int,
-    extents: Sequence[tuple[int, int, int]],
-    a: Sequence[Shape] | None,
-    b: Sequence[Shape] | None,
+    form: str, groups: int, extents: Sequence[tuple[int, int, int]], a: Sequence[Shape], b: Sequence[Shape]
 ) -> tuple[str, str]:
     """The forms of scale arrays of these shapes (`GroupScale`), of A and of B; `tensor` where there is none.
 
@@ -145,7 +140,7 @@ def scale_forms(
     if all(BLOCKS in kinds for kinds in found):
         return BLOCKS, BLOCKS
     for (name, shapes, valid), kinds in zip(sides, found, strict=True):
-        if kinds or shapes is None:
+        if kinds:
             continue
         for index, shape in enumerate(shapes):  # of a list, names the first that fits nothing
             accepted = [each for of_form in valid[min(index, len(valid) - 1)].values() for each in of_form]
@@ -159,10 +154,10 @@ def scale_forms(
     )
 
 
-def _forms(shapes: Sequence[Shape] | None, choices: Sequence[_Choices]) -> list[str]:
+def _forms(shapes: Sequence[Shape], choices: Sequence[_Choices]) -> list[str]:
     """The forms that all arrays may have."""
-    found = [TENSOR] if all(math.prod(shape) == 1 for shape in shapes or ()) else []
-    if shapes is None or len(shapes) != len(choices):  # none, or one array for all matrices of a list
+    found = [TENSOR] if all(math.prod(shape) == 1 for shape in shapes) else []
+    if len(shapes) != len(choices):  # none, or one array for all matrices of a list
         return found
     pairs = list(zip(shapes, choices, strict=True))
     return found + [form for form in (GROUP, VECTOR, BLOCKS) if all(s in valid.get(form, ()) for s, valid in pairs)]

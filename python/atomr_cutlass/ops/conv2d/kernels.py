@@ -241,7 +241,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
             text += f": {self.closest(self.arch or devices.require_arch(self.device))}"
         if self.batch_invariant:
             text += "; with batch_invariant it has those that serve any number of such images alike"
-        unwidened = _unwidened(last) if self.op == WGRAD else ""
+        unwidened = _unwidened(last) if self.op == WGRAD and last.d.dtype is not CutlassDtype.F32 else ""
         return f"{text}; nor is it computed in float32: {unwidened}" if unwidened else text
 
     def nearest(self, arch: SmArch, best: Candidate[ConvFormulation] | None) -> KernelKey | None:
@@ -307,9 +307,7 @@ def _as_gemm(problem: ConvProblem) -> list[GemmProblem]:
 
 
 def _unwidened(problem: ConvProblem) -> str:
-    """Why a wgrad cannot be computed in float32 and cast; empty where it can, or is in float32 anyway."""
-    if problem.d.dtype is CutlassDtype.F32:
-        return ""
+    """Why a wgrad cannot be computed in float32 and cast; empty where it can."""
     for spec, condition in ((problem.c, "adds a c that"), (problem.d, "writes what")):
         if spec is not None and (not spec.dense or spec.alignment % CAST_ALIGNMENT):
             return f"a cast {condition} is dense and aligned to {CAST_ALIGNMENT} bytes"

@@ -338,15 +338,14 @@ def _geometry(own: ConvOptions, views: Mapping[str, _core.Operand]) -> ConvGeome
 
 def check_channels(name: str, spec: MatrixSpec) -> None:
     """Refuses negative strides, channels that are not contiguous, and elements that share memory."""
-    steps = [stride for stride, extent in zip(spec.strides, spec.shape, strict=True) if extent > 1]
-    if any(stride < 0 for stride in steps):
+    if any(stride < 0 and extent > 1 for stride, extent in zip(spec.strides, spec.shape, strict=True)):
         raise InvalidOperandError(f"{name} has a negative stride ({spec.strides}): copy it")
     if spec.shape[-1] > 1 and spec.strides[-1] != 1:
         raise UnsupportedError(
             f"{name} (NHWC order) has strides {spec.strides}: its channels must be contiguous; in PyTorch "
             f"{name} = {name}.contiguous(memory_format=torch.channels_last)"
         )
-    if 0 in steps:
+    if any(stride == 0 and extent > 1 for stride, extent in zip(spec.strides, spec.shape, strict=True)):
         raise UnsupportedError(f"{name} (NHWC order) has strides {spec.strides}: copy what is broadcast")
 
 

@@ -329,9 +329,8 @@ def packed(spec: MatrixSpec) -> bool:
 
 def reach(spec: MatrixSpec) -> int:
     """Bytes from the first element to the end of the last."""
-    span = sum(
-        (extent - 1) * stride for extent, stride in zip(spec.shape, (*reversed(pixel_strides(spec)), 1), strict=True)
-    )
+    strides = (*reversed(pixel_strides(spec)), 1)
+    span = sum((extent - 1) * stride for extent, stride in zip(spec.shape, strides, strict=True))
     return (span + 1) * spec.dtype.bits // 8
 
 

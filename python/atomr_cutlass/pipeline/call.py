@@ -11,7 +11,7 @@ import abc
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
@@ -125,9 +125,9 @@ class Call:
         of_d = float(numbers.get("scale_d", 1))
         return math.prod(map(float, numbers.values()), start=float(alpha)), float(beta) * of_d
 
-    def refuse_scale_arrays(self, reason: str) -> None:
+    def refuse_scale_arrays(self, reason: str, names: Iterable[str] = SCALES) -> None:
         """Refuses scales that are no numbers, for kernels that read none from the device."""
-        for name in SCALES:
+        for name in names:
             if self.arrays[name] is not None and name not in self.numbers:
                 raise UnsupportedError(f"{name} is a {type(self.arrays[name]).__name__}: {reason}")
 

@@ -157,6 +157,13 @@ class Request(KernelUse, ABC):
         if self.binding is not None and (not isinstance(self.binding, str) or not self.binding):
             raise InvalidOperandError(f"binding is {shown(self.binding)}; expected a name, or None")
 
+    def expect_served(self, op: str, dtypes: Collection[CutlassDtype], archs: Collection[SmArch]) -> None:
+        """Refuses a dtype or a target that an operation has no kernels for."""
+        for value, served in ((self.dtype, dtypes), (self.arch, archs)):
+            if value is not None and value not in served:
+                valid = ", ".join(member.name for member in served)
+                raise UnsupportedError(f"{op} has no kernels for {value.name}; valid: {valid}")
+
     def refuse_tree(self, tree: EpilogueVisitorTree, product: Iterable[str]) -> None:
         """Refuses a tree that does not go with the request; `product` names the product's operands but `c`."""
         result = self.result_dtype
@@ -212,16 +219,6 @@ def sampled(key: KernelKey, epilogue: str) -> dict[str, Any]:
 def precision_of(key: KernelKey) -> str | None:
     """The precision of calls that a kernel serves; None where its element types have no other."""
     return key.math if key.math in PRECISIONS else None
-
-
-def expect_served(
-    op: str, dtype: CutlassDtype, arch: SmArch | None, dtypes: Collection[CutlassDtype], archs: Collection[SmArch]
-) -> None:
-    """Refuses a dtype or a target that an operation has no kernels for."""
-    for value, served in ((dtype, dtypes), (arch, archs)):
-        if value is not None and value not in served:
-            valid = ", ".join(member.name for member in served)
-            raise UnsupportedError(f"{op} has no kernels for {value.name}; valid: {valid}")
 
 
 def expect_extent(value: Any, name: str, least: int = 0) -> None:

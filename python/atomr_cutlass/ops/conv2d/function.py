@@ -262,14 +262,13 @@ class _Convolution(Product):
                 raise UnsupportedError("scale_d together with bias: scale the bias, and give scale_d as part of alpha")
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
-        def spec(name: str) -> MatrixSpec:
-            found = MatrixSpec.of(views[name], name)
-            check_channels(name, found)
-            return found
-
-        a, b, c = spec("a"), spec("b"), None if self.call.c is None else spec("c")
+        own = ("a", "b", RESULT) if self.call.c is None else ("a", "b", "c", RESULT)
+        specs = {name: MatrixSpec.of(views[name], name) for name in own}
+        for name, spec in specs.items():
+            check_channels(name, spec)
         fusion, device = None if self.epilogue is None else self.epilogue.fusion(views), views["a"].device
-        problem = ConvProblem(self.own.op, self.geometry, a, b, c, spec(RESULT), self.math, device, fusion=fusion)
+        a, b, c, d = specs["a"], specs["b"], specs.get("c"), specs[RESULT]
+        problem = ConvProblem(self.own.op, self.geometry, a, b, c, d, self.math, device, fusion=fusion)
         return make(problem, layout=self.own.layout, like=like, stream=stream, **self.call.planning)
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
@@ -303,11 +302,9 @@ def _parse(call: Call) -> _Convolution:
     result = result_dtype(views, options.out_dtype, dtype)
     math = math_mode(dtype, options.precision)
     shape = result_shape(own.op, geometry)
-    for name in ("c", RESULT):
-        if name in views and views[name].shape != shape:
-            raise InvalidOperandError(f"{name} has shape {views[name].shape} (NHWC order); the result has {shape}")
-    if "bias" in views and views["bias"].shape != shape[-1:]:
-        raise InvalidOperandError(f"bias has shape {views['bias'].shape}; expected ({shape[-1]},)")
+    for name, expected in (("c", shape), (RESULT, shape), ("bias", shape[-1:])):
+        if name in views and views[name].shape != expected:
+            raise InvalidOperandError(f"{name} has shape {views[name].shape}; expected {expected} (NHWC order)")
     if RESULT in views:
         check_out(views, ("a", "b", "c", "bias"))
     parsed = _Convolution(
@@ -330,9 +327,6 @@ def _parse(call: Call) -> _Convolution:
 
 def _geometry(own: ConvOptions, views: Mapping[str, _core.Operand]) -> ConvGeometry:
     """The extents of a convolution of these operands; refuses what does not go together."""
-    for name, label in zip(("a", "b"), OPERANDS[own.op], strict=True):
-        if len(views[name].shape) != 4:
-            raise InvalidOperandError(f"{label} has shape {views[name].shape}; expected 4 dimensions")
     a, b, shape = views["a"].shape, views["b"].shape, shape_of(own.shape) if own.shape else ()
     if shape and own.layout == "nchw":
         shape = tuple(shape[axis] for axis in TO_NHWC)
@@ -358,8 +352,6 @@ def check_channels(name: str, spec: MatrixSpec) -> None:
 
 def _four(name: str, shape: Any) -> tuple[int, ...]:
     """The extents of a result, as a caller gives them."""
-    if isinstance(shape, tuple) and len(shape) == 4:
-        return shape
     # An array of no dimensions is Iterable and refuses to be iterated over.
     extents = tuple(shape) if isinstance(shape, Iterable) and getattr(shape, "ndim", 1) == 1 else (shape,)
     if len(extents) != 4:

@@ -16,7 +16,7 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import ACCUMULATOR, MASK, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree
 from ...generator.members import Members
 from ...pipeline.call import BACKENDS
-from ...pipeline.call_options import documented
+from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.heuristic import KernelUse
 from ...pipeline.request import expect_extent, expect_extents
 
@@ -362,12 +362,14 @@ class MatmulRequest:
         scales, summed = self.scales, self.matrices.form.summed
         # The plan for the sums of an operand has its scale as a constant.
         factor = getattr(scales, summed) if summed else None
+        options = CallOptions(
+            None, self.out_dtype, self.precision, self.fast_accum, self.backend, self.jit, self.workspace_size,
+            self.batch_invariant,
+        )  # fmt: skip
         return (
             self.a, self.b, self.c if self.beta != 0 else None, self.bias, self.gelu_aux, scales.amax_d,
             self.c if self.d is None else self.d, self.alpha, self.beta, scales.a, scales.b, scales.d, self.stream,
-            self.out_dtype, self.precision, self.fast_accum, self.backend, self.jit, self.workspace_size,
-            self.batch_invariant, self.matrices[:4], self.matrices[4:],
-            float(factor) if isinstance(factor, NUMBERS) else 1.0,
+            options, self.matrices[:4], self.matrices[4:], float(factor) if isinstance(factor, NUMBERS) else 1.0,
         )  # fmt: skip
 
     def _check_arrays(self) -> None:

@@ -230,7 +230,8 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
 
     def search(self, request: RequestT, device: Device) -> KernelSearch[Any] | None:
         """The kernels of a request; None where the result has no elements, so that nothing is launched."""
-        return request.search(device)
+        result = self.operands(request)[-1]
+        return None if all(0 in spec.shape for spec in result.specs) else request.search(device)
 
     def random_arrays(self, request: RequestT, generator: np.random.Generator) -> Arrays:
         """Random operands on the host, in the forms that the reference takes; results hold what no kernel computes."""

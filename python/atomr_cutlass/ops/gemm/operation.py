@@ -314,9 +314,8 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         return tuple(name for name in names if name not in self.refuses)
 
     def request(self, options: RequestOptions) -> GemmRequest:
-        batch = options.given("batch")
         return self.request_type(
-            GemmShape(options.size("m"), options.size("n"), options.size("k"), 1 if batch is None else batch),
+            GemmShape(options.size("m"), options.size("n"), options.size("k"), options.given("batch") or 1),
             **fields_from(options),
             **layouts_from(options),
             dtype_b=options.element_type("dtype_b"),
@@ -342,10 +341,6 @@ class GemmOperation(PlannedOperation[GemmRequest]):
     def result_layout(self, request: GemmRequest) -> str:
         refuse_columns(request.layout_c)
         return super().result_layout(request)
-
-    def search(self, request: GemmRequest, device: Device) -> GemmSearch | None:
-        empty = 0 in (request.shape.m, request.shape.n, request.shape.batch)
-        return None if empty else request.search(device)
 
     def random_arrays(self, request: GemmRequest, generator: np.random.Generator) -> Arrays:
         from .probe import random_fp4

@@ -136,11 +136,11 @@ class GemvOperation(PlannedOperation[GemvRequest]):
         return ("a", "x", "c")
 
     def request(self, options: RequestOptions) -> GemvRequest:
-        letter, batch = options.given("layout") or "r", options.given("batch")
+        letter = options.given("layout") or "r"
         if letter not in LETTERS:
             raise InvalidOperandError(f"--layout is {letter!r}; expected r or c, the layout of A")
         return GemvRequest(
-            GemvShape(options.size("m"), options.size("k"), 1 if batch is None else batch),
+            GemvShape(options.size("m"), options.size("k"), options.given("batch") or 1),
             **fields_from(options),
             layout_a=LETTERS[letter],
         )
@@ -153,9 +153,6 @@ class GemvOperation(PlannedOperation[GemvRequest]):
             from ...epilogue.bind import reduce_nothing  # which loads the tracer
 
             reduce_nothing(request.tree.outputs, dict(arrays), stream)
-
-    def search(self, request: GemvRequest, device: Device) -> GemvSearch | None:
-        return None if 0 in (request.shape.m, request.shape.batch) else request.search(device)
 
     def sample(self, key: KernelKey, epilogue: str, device: Device) -> tuple[GemvRequest, GemmCandidate]:
         """With more than one tile of columns, the last not whole; aligned for every kernel."""

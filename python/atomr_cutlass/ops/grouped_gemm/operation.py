@@ -259,9 +259,6 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
         refuse_columns(request.layout_c)
         return super().result_layout(request)
 
-    def search(self, request: GroupedGemmRequest, device: Device) -> GroupedSearch | None:
-        return None if request.problem(device.index).empty else request.search(device)
-
     def sample(
         self, key: KernelKey, epilogue: str, device: Device
     ) -> tuple[GroupedGemmRequest, Candidate[GroupedProblem]]:

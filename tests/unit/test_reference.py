@@ -356,22 +356,25 @@ def test_amax_is_taken_after_the_activation_and_before_scale_d(
     a, b = _random(rng, (*shape, 3, 8), D.F8E4M3), _random(rng, (8, 4), D.F8E4M3)
     bias = rng.normal(size=4)
     settings_: dict[str, Any] = {"alpha": -3.0, "bias": bias, "activation": "leaky_relu", "scale_b": 2.0}
-    d, amax = gemm_reference.gemm_with_amax(a, b, scale_d=scale_d, out_dtype=D.F8E4M3, **settings_)
+    amax = np.zeros(1, np.float32)
+    d = gemm_reference.gemm(a, b, scale_d=scale_d, amax=amax, out_dtype=D.F8E4M3, **settings_)
     _same(d, gemm_reference.gemm(a, b, scale_d=scale_d, out_dtype=D.F8E4M3, **settings_))
     wide = gemm_reference.gemm(a, b, out_dtype=D.F64, **settings_)
-    assert amax.dtype == np.float32
-    assert amax.shape == (1,)
     assert amax[0] == np.float32(np.abs(wide).max(initial=0.0))
 
 
 def test_amax_of_special_values() -> None:
     a, b = np.array([[1.0], [np.nan], [np.inf]], np.float32), np.ones((1, 2), np.float32)
-    assert np.isnan(gemm_reference.gemm_with_amax(a, b, out_dtype=D.F16).amax[0])
-    assert gemm_reference.gemm_with_amax(a[::2], b, out_dtype=D.F16).amax[0] == np.inf
+    amax = np.zeros(1, np.float32)
+    gemm_reference.gemm(a, b, amax=amax, out_dtype=D.F16)
+    assert np.isnan(amax[0])
+    gemm_reference.gemm(a[::2], b, amax=amax, out_dtype=D.F16)
+    assert amax[0] == np.inf
     # Saturation happens after it.
-    assert gemm_reference.gemm_with_amax(a[:1], 1e4 * b, out_dtype=D.F8E4M3).amax[0] == 1e4
+    gemm_reference.gemm(a[:1], 1e4 * b, amax=amax, out_dtype=D.F8E4M3)
+    assert amax[0] == 1e4
     with pytest.raises(InvalidOperandError, match="int32"):
-        gemm_reference.gemm_with_amax(np.ones((2, 2), np.int8), np.ones((2, 2), np.int8), out_dtype=D.I32)
+        gemm_reference.gemm(np.ones((2, 2), np.int8), np.ones((2, 2), np.int8), amax=amax, out_dtype=D.I32)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

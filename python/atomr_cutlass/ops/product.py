@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from .. import _core
 from ..arrays.numerics import AnyArray
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import RESULT
-from ..pipeline.call import Invocation
+from ..pipeline.call import SCALES, Invocation
 
 if TYPE_CHECKING:
     from ..epilogue.bind import BoundEpilogue
@@ -50,12 +53,15 @@ class Product(Invocation):
 
             reduce_nothing(self.epilogue.tree.outputs, views, stream)
 
-    def evaluated(
-        self, host: Mapping[str, AnyArray], compute: Callable[..., AnyArray], *, scale_d: float | None
-    ) -> Mapping[str, AnyArray]:
-        """The results by the operation's reference, `compute`."""
+    def evaluated(self, host: Mapping[str, AnyArray], reference: Callable[..., AnyArray]) -> dict[str, AnyArray]:
+        """The results by the operation's reference, which has its operands already."""
+        options = self.call.options
+        scale_a, scale_b, scale_d = (host.get(name, self.call.arrays[name]) for name in SCALES)
+        scale_d = None if scale_d is None else float(np.asarray(scale_d).reshape(()))
+        factors = {"alpha": options.alpha, "beta": options.beta, "scale_a": scale_a, "scale_b": scale_b}
+        compute = functools.partial(reference, **factors, math=self.math)
         if self.epilogue is not None and self.call.epilogue is not None:
             # float64 holds the accumulator; alpha = 0 does not make the operands unread here.
             return self.epilogue.evaluate(compute(out_dtype=CutlassDtype.F64), self.fetch, scale_d=scale_d)
-        follows = {"bias": host.get("bias"), "activation": self.call.options.activation, "scale_d": scale_d}
+        follows = {"bias": host.get("bias"), "activation": options.activation, "scale_d": scale_d}
         return {RESULT: compute(out_dtype=self.result, **follows).reshape(self.results[RESULT].shape)}

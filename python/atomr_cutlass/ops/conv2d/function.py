@@ -20,7 +20,7 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import accumulator
 from ...pipeline import reduction
-from ...pipeline.call import SCALES, Call, Result, stored
+from ...pipeline.call import Call, Result, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
@@ -275,13 +275,12 @@ class _Convolution(Product):
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
         from .reference import convolution  # which launches do without
 
-        options, op, g = self.call.options, self.own.op, self.geometry
+        op, g = self.own.op, self.geometry
         compute = functools.partial(
             convolution, op, host["a"], host["b"], result_shape(op, g), None if self.call.c is None else host["c"],
-            stride=g.stride, padding=g.padding, dilation=g.dilation, groups=g.groups, alpha=options.alpha,
-            beta=options.beta, math=self.math, **{name: self.call.arrays[name] for name in SCALES[:2]},
+            stride=g.stride, padding=g.padding, dilation=g.dilation, groups=g.groups,
         )  # fmt: skip
-        return self.evaluated(host, compute, scale_d=self.call.arrays["scale_d"])
+        return self.evaluated(host, compute)
 
 
 def _parse(call: Call) -> _Convolution:

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...arrays.numerics import INTEGER_DTYPES, AnyArray, FloatArray, from_numpy_dtype, round_to_tf32, stored, to_float64
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...reference import parts
 from ...reference.parts import OperandScale, Scale, read_scales, scaled_product
-
-
-class GemmResult(NamedTuple):
-    """A result as `gemm` returns it, and the largest magnitude in it, of shape (1,)."""
-
-    d: AnyArray
-    amax: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -36,6 +28,8 @@ class GemmTerms:
             each block of 128 x 128, and for fp4 (..., K / 16, N) or (..., K / 32, N). Batch dimensions of scales
             broadcast to the result's.
         scale_d: a number, applied after the activation.
+        amax: one element, which receives max |act(...)| over all batches before scale_d, from which the next scale is
+            chosen: 0 of an empty result, and NaN where it has one, as in CUTLASS's reduction. int32 results have none.
         math: `tf32` rounds float32 operands to TF32 first. `default`, `ieee` and `3xtf32` keep them as they are.
     """
 
@@ -46,6 +40,7 @@ class GemmTerms:
     scale_a: Scale | None = None
     scale_b: Scale | None = None
     scale_d: float | None = None
+    amax: AnyArray | None = None
     math: str = "default"
 
 
@@ -69,30 +64,22 @@ def gemm(a: AnyArray, b: AnyArray, c: AnyArray | None = None, *, out_dtype: Cutl
     A and B may have any dtype but int32, C any; TF32 is stored as float32. `terms` are those of `GemmTerms`.
     """
     given = GemmTerms(**terms)
+    if out_dtype is CutlassDtype.I32 and given.amax is not None:
+        raise InvalidOperandError("amax is of floating results; out_dtype is int32")
     if out_dtype is CutlassDtype.I32 and from_numpy_dtype(a.dtype) is CutlassDtype.I8:
         if not (given.scale_a is None and given.scale_b is None and given.scale_d is None):
             raise InvalidOperandError("scales are given; int8 to int32 takes none: ask for a floating out_dtype")
         return _integer_gemm(a, b, c, given)
-    values = _values(a, b, c, given)
+    shape = _check_problem(a, b, c, given)
+    first, second = read_scales(a, b, given.scale_a, given.scale_b)
+    if given.math == "tf32":
+        a, b = round_to_tf32(a), round_to_tf32(b)
     with np.errstate(all="ignore"):
+        product = _product(to_float64(a), to_float64(b), shape, float(given.alpha), first, second)
+        values = parts.add_terms(product, c, float(given.beta), given.bias, given.activation)
+        if given.amax is not None:
+            given.amax[0] = np.abs(values).max(initial=0.0)
         return stored(values, given.scale_d, out_dtype)
-
-
-def gemm_with_amax(
-    a: AnyArray, b: AnyArray, c: AnyArray | None = None, *, out_dtype: CutlassDtype, **terms: Any
-) -> GemmResult:
-    """`gemm`, and amax = max |act(...)| over all batches before scale_d, from which the next scale is chosen.
-
-    A function of its own, so that the result of `gemm` does not depend on a flag. The largest magnitude of an empty
-    result is 0; NaN anywhere makes NaN of it, as in CUTLASS's reduction. int32 results have none.
-    """
-    if out_dtype is CutlassDtype.I32:
-        raise InvalidOperandError("amax is of floating results; out_dtype is int32")
-    given = GemmTerms(**terms)
-    values = _values(a, b, c, given)
-    with np.errstate(all="ignore"):
-        amax = np.abs(values).max(initial=0.0).astype(np.float32).reshape(1)
-        return GemmResult(stored(values, given.scale_d, out_dtype), amax)
 
 
 def absolute_product(a: AnyArray, b: AnyArray, c: AnyArray | None = None, **terms: Any) -> FloatArray:
@@ -110,17 +97,6 @@ def absolute_product(a: AnyArray, b: AnyArray, c: AnyArray | None = None, **term
         d = _product(np.abs(to_float64(a)), np.abs(to_float64(b)), shape, abs(float(given.alpha)), first, second)
         d = parts.add_magnitudes(d, c, float(given.beta), given.bias)
         return d if given.scale_d is None else d * abs(float(given.scale_d))
-
-
-def _values(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms) -> FloatArray:
-    """act(...) before scale_d and rounding, of arguments that are checked here."""
-    shape = _check_problem(a, b, c, terms)
-    first, second = read_scales(a, b, terms.scale_a, terms.scale_b)
-    if terms.math == "tf32":
-        a, b = round_to_tf32(a), round_to_tf32(b)
-    with np.errstate(all="ignore"):
-        product = _product(to_float64(a), to_float64(b), shape, float(terms.alpha), first, second)
-        return parts.add_terms(product, c, float(terms.beta), terms.bias, terms.activation)
 
 
 def _product(

@@ -124,13 +124,9 @@ class _Gemv(Product):
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
         from ..gemm import reference as gemm_reference  # which no GPU call needs
 
-        options = self.call.options
         row, turned = host["x"][..., None, :], host["a"].swapaxes(-1, -2)
         c = host["c"][..., None, :] if self.call.c is not None else None
-        how: dict[str, Any] = {"alpha": options.alpha, "beta": options.beta, "math": self.math}
-        how |= {name: self.call.arrays[name] for name in SCALES[:2]}
-        compute = functools.partial(gemm_reference.gemm, row, turned, c, **how)
-        return self.evaluated(host, compute, scale_d=self.call.arrays["scale_d"])
+        return self.evaluated(host, functools.partial(gemm_reference.gemm, row, turned, c))
 
 
 def _parse(call: Call) -> _Gemv:

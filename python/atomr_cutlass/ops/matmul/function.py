@@ -192,11 +192,10 @@ class _Matmul(Product):
             acc = gemm_reference.gemm(b, a, c, **how, out_dtype=CutlassDtype.F64)
             inputs = {operand.name: host[operand.name] for operand in self.tree.inputs}
             computed = dict(reference.evaluate(self.tree, acc, inputs, out_dtype=self.result, scale_d=scale_d))
-        elif AMAX in self.results:
-            made = gemm_reference.gemm_with_amax(b, a, c, **how, scale_d=scale_d, out_dtype=self.result)
-            computed = {AMAX: made.amax, RESULT: made.d}
         else:
-            computed = {RESULT: gemm_reference.gemm(b, a, c, **how, scale_d=scale_d, out_dtype=self.result)}
+            amax = np.zeros(1, np.float32) if AMAX in self.results else None
+            d = gemm_reference.gemm(b, a, c, **how, scale_d=scale_d, amax=amax, out_dtype=self.result)
+            computed = {RESULT: d} if amax is None else {AMAX: amax, RESULT: d}
         if self.matrices.form.summed:
             computed[BIAS] = self._summed(host)
         return computed

@@ -19,7 +19,7 @@ from atomr_cutlass import reference
 from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.rules import FP8_TYPES
-from atomr_cutlass.ops.gemm import plans, scaled
+from atomr_cutlass.ops.gemm import plans
 from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.pipeline import devices
@@ -255,7 +255,7 @@ def _assert_on_gpu(
 # Plans of scaled products
 
 
-def scales_of(problem: Any, how: Scaling, amax: Any = None) -> scaled.Scales:
+def scales_of(problem: Any, how: Scaling, amax: Any = None) -> plans.Scales:
     """The arrays among the scales, as a plan takes them."""
 
     def spec_of(array: Any) -> Any:
@@ -266,10 +266,10 @@ def scales_of(problem: Any, how: Scaling, amax: Any = None) -> scaled.Scales:
 
     found = {name: spec_of(value) for name, value in (("a", how.scale_a), ("b", how.scale_b), ("d", how.scale_d))}
     found["amax"] = spec_of(amax)
-    forms = dict(zip("ab", scaled.scale_forms(problem, found["a"], found["b"]), strict=True))
-    return scaled.Scales(
+    forms = dict(zip("ab", plans.scale_forms(problem, found["a"], found["b"]), strict=True))
+    return plans.Scales(
         **{
-            name: None if spec is None else scaled.Scale(spec.shape, spec.strides, forms.get(name, "tensor"))
+            name: None if spec is None else plans.Scale(spec.shape, spec.strides, forms.get(name, "tensor"))
             for name, spec in found.items()
         }
     )

@@ -24,8 +24,7 @@ from ...pipeline.call import Call, Result, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan
 from ...pipeline.problem import GemmProblem, MatrixSpec, broadcast_batches
-from ..gemm.plans import make
-from ..gemm.scaled import NO_SCALES, PER_PAIR, Scales, check_single, problem_of, scales_of
+from ..gemm.plans import NO_SCALES, PER_PAIR, Scales, check_single, make, problem_of, scales_of
 from ..product import Product
 
 OP = "gated_gemm"

@@ -24,8 +24,7 @@ from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan
 from ...pipeline.problem import broadcast_batches, broadcasts_to
 from ..product import Product
-from .plans import make
-from .scaled import SCALES, check_single, problem_of, scales_of
+from .plans import SCALES, check_single, make, problem_of, scales_of
 
 _PRODUCT = ("a", "b", "scale_a", "scale_b", "scale_d")
 """Names that operands of an epilogue cannot have."""

@@ -43,8 +43,7 @@ from ...pipeline.request import (
 )
 from ..quantize.reference import VECTOR, swizzled_size
 from .kernels import GemmCandidate, GemmSearch
-from .plans import make, search_for
-from .scaled import NO_SCALES, SCALES, Scale, Scales, result_of, scale_shapes
+from .plans import NO_SCALES, SCALES, Scale, Scales, make, result_of, scale_shapes, search_for
 
 if TYPE_CHECKING:
     from ...pipeline.probe import Probe
@@ -343,7 +342,7 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         return super().result_layout(request)
 
     def random_arrays(self, request: GemmRequest, generator: np.random.Generator) -> Arrays:
-        from .probe import random_fp4
+        from .reference import random_fp4
 
         arrays = super().random_arrays(request, generator)
         return arrays | (random_fp4(generator, request) if request.operand_dtype is fp4.FP4 else {})
@@ -359,7 +358,7 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         return request, select.candidate_of(GemmSearch(followed(request, epilogue, device), device), key)
 
     def probe(self, request: GemmRequest, arrays: Arrays) -> Probe[GemmRequest]:
-        from .probe import GemmProbe
+        from .reference import GemmProbe
 
         return GemmProbe(request, arrays)
 

@@ -162,7 +162,7 @@ class GemvOperation(PlannedOperation[GemvRequest]):
 
     def probe(self, request: GemvRequest, arrays: Arrays) -> Probe[Any]:
         """That of the GEMM of one row, on the same memory."""
-        from ..gemm.probe import GemmProbe
+        from ..gemm.reference import GemmProbe
 
         reduced = {output.name for output in request.tree.outputs if output.reduction} if request.tree else set()
 

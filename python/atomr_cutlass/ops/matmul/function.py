@@ -31,8 +31,7 @@ from ...pipeline.plan import Plan
 from ...pipeline.problem import GemmProblem
 from ...pipeline.reduction import refuse_sums
 from ..gemm import reference as gemm_reference
-from ..gemm.plans import make
-from ..gemm.scaled import NO_SCALES, Scales, problem_of, scales_of
+from ..gemm.plans import NO_SCALES, Scales, make, problem_of, scales_of
 from ..product import Product
 from .arguments import Views, check_vectors, views_of, written_of
 from .request import AMAX, AUX, BIAS, HeuristicKey, MatmulEpilogue, MatmulRequest, Matrices, tree_of

@@ -155,7 +155,7 @@ def case_products_with_nothing_to_multiply() -> None:
     product(Tensor(empty), Tensor(empty), d=Tensor(d), m=4, n=3, k=0, epilogue=E.BGRADA, bias=Tensor(bias))
     assert (bias == 0).all()
     refused(
-        ac.UnsupportedError, "k is 0: without products GPU kernels compute epilogue DEFAULT",
+        ac.UnsupportedError, "K is 0: there is nothing for scales to multiply or an epilogue to follow",
         lambda: product(Tensor(empty), Tensor(empty), d=Tensor(d), m=4, n=3, k=0, epilogue=E.RELU),
     )  # fmt: skip
 

@@ -223,7 +223,9 @@ def test_a_problem_that_the_table_serves_goes_before_one_to_be_compiled(monkeypa
 
 
 def _launches(problem: GemmProblem, scales: Scales, most: int | None = None) -> list[Any]:
-    return plans._launches(scales, SimpleNamespace(problem=problem, batches=collapse_batches(problem)), most)  # type: ignore[arg-type]
+    formulation: Any = SimpleNamespace(problem=problem, batches=collapse_batches(problem))
+    made = plans._launches(scales, formulation, most)
+    return [SimpleNamespace(count=count, offsets=at, scale_a=a, scale_b=b) for count, at, a, b in made]
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (65, 1), (1, 65, 1)])

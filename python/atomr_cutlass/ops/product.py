@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,15 +11,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from .. import _core
-from ..arrays.numerics import AnyArray
+from ..arrays import operands
+from ..arrays.numerics import AnyArray, numpy_dtype
 from ..generator.dtypes import CutlassDtype
-from ..generator.epilogue.tree import RESULT
+from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree
 from ..pipeline.call import SCALES, Invocation
 
 if TYPE_CHECKING:
     from ..epilogue.bind import BoundEpilogue
 
 ProductT = TypeVar("ProductT", bound="Product")
+
+
+def reduce_nothing(tree: EpilogueVisitorTree, views: Mapping[str, Any], stream: int) -> None:
+    """Writes the reductions of a result without elements in the order of a stream: 0, and of maxima -infinity."""
+    for output in tree.outputs:
+        if output.reduction and output.dtype is not None:
+            view, value = views[output.name], -math.inf if output.reduction == "max" else 0.0
+            operands.write_async(np.full(view.shape, value, numpy_dtype(output.dtype)), view, stream)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +57,9 @@ class Product(Invocation):
         )
 
     def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:
-        """Writes the reductions of nothing, in the order of a stream."""
+        """Writes what the epilogue reduces of nothing."""
         if self.epilogue is not None:
-            from ..epilogue.bind import reduce_nothing  # which loads trees and the tracer
-
-            reduce_nothing(self.epilogue.tree.outputs, views, stream)
+            reduce_nothing(self.epilogue.tree, views, stream)
 
     def evaluated(self, host: Mapping[str, AnyArray], reference: Callable[..., AnyArray]) -> dict[str, AnyArray]:
         """The results by the operation's reference, which has its operands already."""

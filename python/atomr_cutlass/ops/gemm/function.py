@@ -144,7 +144,7 @@ class _Gemm(Product):
             # BLAS: A and B are not read, and so neither are their scales.
             own = {name: view for name, view in own.items() if name not in SCALES}
         fusion = None if self.epilogue is None else self.epilogue.fusion(views)
-        how: dict[str, Any] = {"alpha": alpha, "beta": beta, "of_call": True, **self.call.planning}
+        how = self.call.planning | {"alpha": alpha, "beta": beta, "of_call": True}
         return make(problem, scales_of(problem, own), fusion, like=like, stream=stream, **how)
 
     def uploaded(self) -> dict[str, _core.Operand]:

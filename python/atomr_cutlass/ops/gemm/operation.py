@@ -41,6 +41,7 @@ from ...pipeline.request import (
     precision_of,
     sampled,
 )
+from ..product import reduce_nothing
 from ..quantize.reference import VECTOR, swizzled_size
 from .kernels import GemmCandidate, GemmSearch
 from .plans import NO_SCALES, SCALES, Scale, Scales, make, result_of, scale_shapes, search_for
@@ -331,9 +332,7 @@ class GemmOperation(PlannedOperation[GemmRequest]):
 
     def write_empty(self, request: GemmRequest, arrays: Mapping[str, Any], stream: int) -> None:
         if request.tree is not None:
-            from ...epilogue.bind import reduce_nothing  # which loads the tracer
-
-            reduce_nothing(request.tree.outputs, dict(arrays), stream)
+            reduce_nothing(request.tree, arrays, stream)
         if "amax" in arrays:
             operands.clear_async(arrays["amax"], stream)
 

@@ -262,10 +262,6 @@ def from_candidate(
             return steps.matrix(name, spec, align)
         return steps.slot(name, *fp4.packed(spec, name), BYTE, alignment=align * spec.dtype.bits // 8)
 
-    def scale(name: str, spec: Scale) -> Address:
-        role = "output" if name == "amax" else "input"
-        return steps.slot(name, spec.shape, spec.strides, spec.dtype, alignment=spec.alignment, role=role)
-
     align_a, align_b, align_d = helpers.alignments(candidate, problem.d.dtype)
     a, b = operand("a", problem.a, align_a), operand("b", problem.b, align_b)
     c: Address | None = None
@@ -273,7 +269,12 @@ def from_candidate(
         c = steps.matrix("c", problem.c or problem.d, align_d, "optional source")
     elif problem.c is not None:
         c = steps.matrix("c", problem.c, align_d, "source")
-    factors = {name: scale(name, spec) for name, spec in zip(SCALES, scales, strict=True) if spec is not None}
+    factors = {}
+    for name, spec in zip(SCALES, scales, strict=True):
+        if spec is not None:
+            role = "output" if name == "amax" else "input"
+            place = steps.slot(name, spec.shape, spec.strides, spec.dtype, alignment=spec.alignment, role=role)
+            factors[name] = place
     others = FusedOperands(steps, fusion, epilogue, key, clear_masks=clears_masks(key))
     c = others.source or c
     out = steps.matrix("out", result_of(formulation.problem), align_d, "output")
@@ -289,23 +290,24 @@ def from_candidate(
         common |= {name: common[name] // narrower for name in ("ldd", "batch_stride_d")}
     common |= {"alpha": "alpha", "beta": "beta", "scale_d": factors.get("scale_d"), "amax": factors.get("amax")}
     products: list[dict[str, Any]] = []
-    for launch in _launches(scales, formulation, helpers.GRID_BATCHES if key.generation == "sm80" else None):
-        at_a, at_b, at_c, at_d, *at_operands = launch.offsets
+    most = helpers.GRID_BATCHES if key.generation == "sm80" else None
+    for count, offsets, at_scale_a, at_scale_b in _launches(scales, formulation, most):
+        at_a, at_b, at_c, at_d, *at_operands = offsets
         args = common | {
-            "batch": launch.count,
+            "batch": count,
             "c": c and moved(c, at_c, problem.d.dtype),
             "d": moved(out, at_d // narrower, problem.d.dtype),
         }
         strides = formulation.batches.strides[4:]
-        if launch.count == 1:
+        if count == 1:
             args, strides = args | _ONE_BATCH, (0,) * len(strides)
         args |= others.args(strides, tuple(at_operands), swapped=formulation.swapped)
         products.append(args)
         if problem.k == 0:
             continue
-        read = read_by(moved(a, at_a, problem.a.dtype), moved(b, at_b, problem.b.dtype), launch.count)
-        side_a = read[0], factors.get("scale_a"), launch.scale_a, scales.a
-        side_b = read[1], factors.get("scale_b"), launch.scale_b, scales.b
+        read = read_by(moved(a, at_a, problem.a.dtype), moved(b, at_b, problem.b.dtype), count)
+        side_a = read[0], factors.get("scale_a"), at_scale_a, scales.a
+        side_b = read[1], factors.get("scale_b"), at_scale_b, scales.b
         first, second = (side_b, side_a) if formulation.swapped else (side_a, side_b)
         args = _operand_args("a", *first) | _operand_args("b", *second) | args
         if formulation.divided:
@@ -358,18 +360,13 @@ def _null_product(candidate: GemmCandidate) -> tuple[dict[str, Any], int]:
     return args, elements * key.a.bits // 8
 
 
-@dataclass(frozen=True)
-class _Launch:
-    """How many batches a launch takes, and where in elements: of A, B, C, D, then a tree's operands, and of scales."""
+def _launches(
+    scales: Scales, formulation: GemmFormulation, most: int | None
+) -> list[tuple[int, tuple[int, ...], int, int]]:
+    """Launches of up to `most` batches where these share their scales, else one for each batch.
 
-    count: int
-    offsets: tuple[int, ...]
-    scale_a: int = 0
-    scale_b: int = 0
-
-
-def _launches(scales: Scales, formulation: GemmFormulation, most: int | None) -> list[_Launch]:
-    """Launches of up to `most` batches where these share their scales, else one for each batch."""
+    How many batches one takes, and where in elements: of A, B, C, D and a tree's operands, of A's scales, and of B's.
+    """
     problem, batches = formulation.problem, formulation.batches
     outer = problem.d.shape[:-2]
     own = any(scale is not None and math.prod(_as_matrices(scale).shape[:-2]) > 1 for scale in (scales.a, scales.b))
@@ -378,10 +375,7 @@ def _launches(scales: Scales, formulation: GemmFormulation, most: int | None) ->
         count = batches.count
         most = count if most is None else min(most, count)
         return [
-            _Launch(
-                min(most, count - start),
-                tuple(offset + start * stride for offset, stride in zip(offsets, batches.strides, strict=True)),
-            )
+            (min(most, count - start), tuple(map(operator.add, offsets, (start * s for s in batches.strides))), 0, 0)
             for offsets in batches.offsets
             for start in (most * number for number in range(-(-count // most)))
         ]
@@ -395,7 +389,7 @@ def _launches(scales: Scales, formulation: GemmFormulation, most: int | None) ->
     found = []
     for index in itertools.product(*map(range, outer)):
         *offsets, scale_a, scale_b = (sum(map(operator.mul, index, strides)) for strides in steps)
-        found.append(_Launch(1, tuple(offsets), scale_a, scale_b))
+        found.append((1, tuple(offsets), scale_a, scale_b))
     return found
 
 

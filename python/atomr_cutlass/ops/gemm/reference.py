@@ -34,13 +34,7 @@ class GemmTerms:
 
     Attributes:
         bias: (N,), added to every row.
-        scale_a: multiplies. A number, or an array of any floating dtype: one element for everything, (..., M, 1) for
-            each row, or (..., M, ceil(K / 128)) for each 128 elements of a row. For fp4 also, with scale_b of the same
-            dtype, (..., M, K / 16) of e4m3 without signs (nvfp4; its second-level scale goes into alpha), or
-            (..., M, K / 32) of e8m0 (mxfp4).
-        scale_b: one for everything, (..., 1, N) for each column, (..., ceil(K / 128), ceil(N / 128)) for
-            each block of 128 x 128, and for fp4 (..., K / 16, N) or (..., K / 32, N). Batch dimensions of scales
-            broadcast to the result's.
+        scale_a, scale_b: as the function `gemm` takes them, those of fp4 plain; arrays have any floating dtype.
         scale_d: a number, applied after the activation.
         amax: one element, which receives max |act(...)| over all batches before scale_d, from which the next scale is
             chosen: 0 of an empty result, and NaN where it has one, as in CUTLASS's reduction. int32 results have none.

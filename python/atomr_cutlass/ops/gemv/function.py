@@ -12,7 +12,7 @@ from ...arrays import operands
 from ...arrays.numerics import AnyArray, math_mode
 from ...arrays.operands import check_devices, check_out, result_dtype, views_of
 from ...epilogue import bound as fused
-from ...epilogue.bound import FusedOperands, Fusion, Layout
+from ...epilogue.bound import FusedOperands, Fusion, Layout, Shape
 from ...epilogue.results import MatrixResult
 from ...errors import InvalidOperandError, UnsupportedError, require
 from ...generator.archs import SmArch
@@ -32,8 +32,6 @@ from ...pipeline.planning import DEFAULT_OPTIONS, PlanOptions, planned
 from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, broadcast_batches, broadcasts_to
 from ..gemm.kernels import GemmCandidate, ProductSearch, nonempty, product_args
 from ..product import Product
-
-Shape = tuple[int, ...]
 
 _PRODUCT = ("a", "x")
 

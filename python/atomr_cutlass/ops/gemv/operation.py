@@ -22,6 +22,7 @@ from ...pipeline.problem import GemmProblem
 from ...pipeline.request import Option, Request, RequestOptions, expect_extents, sampled
 from ..gemm.kernels import GemmCandidate
 from ..gemm.operation import LETTERS, GemmLayout, GemmRequest, GemmShape, fields_from, followed
+from ..product import reduce_nothing
 from .function import GemvSearch, VectorResult, check_types, make, search_for, transposed, vector_of
 
 if TYPE_CHECKING:
@@ -150,9 +151,7 @@ class GemvOperation(PlannedOperation[GemvRequest]):
 
     def write_empty(self, request: GemvRequest, arrays: Mapping[str, Any], stream: int) -> None:
         if request.tree is not None:
-            from ...epilogue.bind import reduce_nothing  # which loads the tracer
-
-            reduce_nothing(request.tree.outputs, dict(arrays), stream)
+            reduce_nothing(request.tree, arrays, stream)
 
     def sample(self, key: KernelKey, epilogue: str, device: Device) -> tuple[GemvRequest, GemmCandidate]:
         """With more than one tile of columns, the last not whole; aligned for every kernel."""

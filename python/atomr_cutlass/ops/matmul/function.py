@@ -142,8 +142,6 @@ class _Matmul(Product):
         problem, scales = product_of(views, self.math, tree)
         if scalars and scalars[0] == 0 and tree is None and scales.d is None and scales.amax is None:
             scales = NO_SCALES  # A and B are not read then, and so neither are their scales
-        if problem.k == 0 and (tree is not None or scales != NO_SCALES):
-            raise UnsupportedError("k is 0: without products GPU kernels compute epilogue DEFAULT without scales only")
         how |= self.call.planning
         if scalars:
             how |= {"alpha": scalars[0], "beta": scalars[1], "of_call": True}

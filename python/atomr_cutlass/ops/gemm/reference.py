@@ -148,6 +148,8 @@ def _result_shape(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms
     for name, operand in (("a", a), ("b", b)):
         if parts.element_type(name, operand) is CutlassDtype.I32:
             raise InvalidOperandError(f"{name} is int32; integer operands are int8")
+    if a.shape[-1] != b.shape[-2]:
+        raise InvalidOperandError(f"a has K = {a.shape[-1]} (shape {a.shape}), b has K = {b.shape[-2]} ({b.shape})")
     if c is None and terms.beta != 0.0:
         raise InvalidOperandError(f"beta is {terms.beta}, but c is not given")
     parts.check_bias(terms.bias, b.shape[-1])

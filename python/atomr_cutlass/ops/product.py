@@ -12,10 +12,11 @@ import numpy as np
 
 from .. import _core
 from ..arrays import operands
-from ..arrays.numerics import AnyArray, numpy_dtype
+from ..arrays.numerics import AnyArray, math_mode, numpy_dtype
+from ..arrays.operands import check_out, result_dtype
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree
-from ..pipeline.call import SCALES, Invocation
+from ..pipeline.call import SCALES, Call, Invocation, Result
 
 if TYPE_CHECKING:
     from ..epilogue.bind import BoundEpilogue
@@ -45,7 +46,28 @@ class Product(Invocation):
     math: str
     epilogue: BoundEpilogue[Any] | None = None
 
-    def followed_by(self: ProductT, epilogue: BoundEpilogue[Any]) -> ProductT:  # noqa: PYI019 - Python 3.10 has no Self
+    @classmethod
+    def of(  # noqa: PYI019 - Python 3.10 has no Self
+        cls: type[ProductT],
+        call: Call,
+        views: Mapping[str, _core.Operand],
+        shape: tuple[int, ...],
+        dtype: CutlassDtype,
+        **own: Any,
+    ) -> ProductT:
+        """The product of a call by its views, D's extents and A's element type; `own` are a class's further fields."""
+        written = {name: view for name, view in views.items() if name == "amax"}
+        inputs = {name: view for name, view in views.items() if name not in (RESULT, *written)}
+        if RESULT in views:
+            check_out(views, inputs)
+        options = call.options
+        result = result_dtype(views, options.out_dtype, dtype, fused=call.follows)
+        mode = math_mode(dtype, options.precision, fast_accum=options.fast_accum)
+        results = {name: Result(view.shape, view.dtype, call.arrays[name], view) for name, view in written.items()}
+        results[RESULT] = Result(shape, result.dlpack, call.out, views.get(RESULT))
+        return cls(call=call, inputs=inputs, results=results, result=result, math=mode, **own)
+
+    def followed_by(self: ProductT, epilogue: BoundEpilogue[Any]) -> ProductT:  # noqa: PYI019 - as above
         """The product with an epilogue, which has D and arrays of its own."""
         return replace(
             self,

@@ -11,15 +11,15 @@ import numpy as np
 
 from ... import _core
 from ...arrays import fp4, operands
-from ...arrays.numerics import AnyArray, math_mode
-from ...arrays.operands import CUDA, check_devices, check_out, result_dtype, views_of
+from ...arrays.numerics import AnyArray
+from ...arrays.operands import CUDA, check_devices, views_of
 from ...checks import NUMBERS
 from ...errors import InvalidOperandError, UnsupportedError, require
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import FP8_TYPES, accumulator, gemm_types
 from ...pipeline import devices, reduction
-from ...pipeline.call import Call, Result, stored
+from ...pipeline.call import Call, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan
 from ...pipeline.problem import broadcast_batches, broadcasts_to
@@ -184,23 +184,9 @@ def _parse(call: Call) -> _Gemm:
     views = fp4.host_views(views)
     dtypes = _element_types(views)
     shape = _result_shape(views)
-    if "out" in views:
-        check_out(views, ("a", "b", "c", "bias"))
-    math = math_mode(dtypes[0], options.precision, fast_accum=options.fast_accum)
-    result = result_dtype(views, options.out_dtype, dtypes[0], fused=call.follows)
     check_single(views)
-    results = {RESULT: Result(shape, result.dlpack, call.out, views.get(RESULT))}
-    if "amax" in views:
-        results = {"amax": Result(views["amax"].shape, views["amax"].dtype, arrays["amax"], views["amax"])} | results
-    parsed = _Gemm(
-        call=call,
-        inputs={name: view for name, view in views.items() if name not in results},
-        results=results,
-        result=result,
-        math=math,
-        dtypes=dtypes,
-        own={name: view for name, view in views.items() if name not in (RESULT, "bias")},
-    )
+    own = {name: view for name, view in views.items() if name not in (RESULT, "bias")}
+    parsed = _Gemm.of(call, views, shape, dtypes[0], dtypes=dtypes, own=own)
     if not call.binds:
         return parsed
     from ...epilogue import bind  # trees and the tracer
@@ -208,7 +194,7 @@ def _parse(call: Call) -> _Gemm:
 
     bind.refuse_scale_d(arrays["scale_d"])
     acc = accumulator(dtypes[0])
-    bound = bind.bind(call, MatrixResult(shape), views, taken=_PRODUCT, out_dtype=result, acc=acc)
+    bound = bind.bind(call, MatrixResult(shape), views, taken=_PRODUCT, out_dtype=parsed.result, acc=acc)
     return parsed.followed_by(bound)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from ... import _core
 from ...arrays import operands
-from ...arrays.numerics import AnyArray, math_mode
-from ...arrays.operands import check_devices, check_out, result_dtype, views_of
+from ...arrays.numerics import AnyArray
+from ...arrays.operands import check_devices, views_of
 from ...epilogue import bound as fused
 from ...epilogue.bound import FusedOperands, Fusion, Layout, Shape
 from ...epilogue.results import MatrixResult
@@ -24,7 +24,7 @@ from ...generator.key import COLUMN
 from ...generator.rules import accumulator, gemm_types, supports_tree
 from ...pipeline import devices
 from ...pipeline import problem as problems
-from ...pipeline.call import SCALES, Call, Result, stored
+from ...pipeline.call import SCALES, Call, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps, moved
@@ -129,7 +129,7 @@ class _Gemv(Product):
 
 def _parse(call: Call) -> _Gemv:
     call.check(OP)
-    options, arrays = call.options, call.arrays
+    arrays = call.arrays
     call.refuse_scale_arrays("gemv kernels multiply f16, bf16 and f32, and read no scales: give a number")
     bias = arrays["bias"] if call.epilogue is None else None
     given = {"a": arrays["a"], "x": arrays["x"], "c": call.c, "out": call.out, "bias": bias}
@@ -139,24 +139,14 @@ def _parse(call: Call) -> _Gemv:
     dtype, other = (operands.dtype_of(views[name], name) for name in _PRODUCT)
     if dtype is not other:
         raise InvalidOperandError(f"a is {dtype.value} and x is {other.value}: both must have one dtype")
-    if "out" in views:
-        check_out(views, ("a", "x", "c", "bias"))
-    result = result_dtype(views, options.out_dtype, dtype, fused=call.follows)
-    parsed = _Gemv(
-        call=call,
-        inputs={name: view for name, view in views.items() if name != RESULT},
-        results={RESULT: Result(shape, result.dlpack, call.out, views.get(RESULT))},
-        result=result,
-        math=math_mode(dtype, options.precision),
-    )
+    parsed = _Gemv.of(call, views, shape, dtype)
     if not call.binds:
         return parsed
     from ...epilogue import bind  # trees and the tracer
 
     bind.refuse_scale_d(arrays["scale_d"])
     taken, acc = (*_PRODUCT, *SCALES), accumulator(dtype)
-    own = {name: view for name, view in views.items() if name in (*_PRODUCT, "c", RESULT)}
-    bound = bind.bind(call, VectorResult(shape), own, taken=taken, out_dtype=result, acc=acc)
+    bound = bind.bind(call, VectorResult(shape), views, taken=taken, out_dtype=parsed.result, acc=acc)
     return parsed.followed_by(bound)
 
 

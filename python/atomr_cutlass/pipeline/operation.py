@@ -19,7 +19,7 @@ from ..arrays import numerics
 from ..arrays.numerics import BYTE
 from ..errors import InvalidOperandError
 from ..generator.epilogue.tree import MASK
-from .problem import MatrixSpec
+from .problem import MatrixSpec, row_major
 
 if TYPE_CHECKING:  # signatures name types that only operations construct
     from ..epilogue.bound import Fusion
@@ -226,6 +226,8 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
 
     def result_layout(self, request: RequestT) -> str:
         """How callers name the dimensions of a result that is allocated for them, `nhwc` or `nchw`; refuses others."""
+        if any(spec.strides != row_major(spec.shape) for spec in self.operands(request)[-1].specs):
+            raise InvalidOperandError("out is needed: results are allocated row-major, and layout_c is COL_MAJOR")
         return "nhwc"
 
     def search(self, request: RequestT, device: Device) -> KernelSearch[Any] | None:

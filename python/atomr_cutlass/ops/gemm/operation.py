@@ -227,12 +227,6 @@ class GemmRequest(Request):
         return search_for(problem, scales, fusion, device, self.arch, batch_invariant=invariant)
 
 
-def refuse_columns(layout: GemmLayout) -> None:
-    """Refuses to allocate a column-major result."""
-    if layout is not GemmLayout.ROW_MAJOR:
-        raise InvalidOperandError("out is needed: results are allocated row-major, and layout_c is COL_MAJOR")
-
-
 MATRIX_LAYOUT = Option(
     "layout", "Layouts of A, B and D: r (row-major) or c (column-major) each; empty: rrr, for 8 bits and less rcr."
 )
@@ -335,10 +329,6 @@ class GemmOperation(PlannedOperation[GemmRequest]):
             reduce_nothing(request.tree, arrays, stream)
         if "amax" in arrays:
             operands.clear_async(arrays["amax"], stream)
-
-    def result_layout(self, request: GemmRequest) -> str:
-        refuse_columns(request.layout_c)
-        return super().result_layout(request)
 
     def random_arrays(self, request: GemmRequest, generator: np.random.Generator) -> Arrays:
         from .reference import random_fp4

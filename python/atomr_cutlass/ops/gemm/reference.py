@@ -93,10 +93,8 @@ def gemm(a: AnyArray, b: AnyArray, c: AnyArray | None = None, *, out_dtype: Cutl
 def absolute_product(a: AnyArray, b: AnyArray, c: AnyArray | None = None, **terms: Any) -> FloatArray:
     """|scale_d| * (|alpha| |scale_a| |scale_b| |A| |B| + |beta| |C| + |bias|), elementwise absolute values.
 
-    The scale against which rounding errors of a product are measured: they are small next to the terms that were
-    summed, not next to a sum that may have cancelled. An activation multiplies it by its largest slope (1.5 covers
-    all of ACTIVATIONS), since errors before it come out that much larger. Arguments are those of `gemm`; the result is
-    float64.
+    Rounding errors of a product are measured against it, in float64: they are small next to the terms that were summed,
+    not next to a sum that may have cancelled. An activation makes them larger, by its slope: at most 1.5.
     """
     given = GemmTerms(**terms)
     shape = _result_shape(a, b, c, given)

@@ -11,8 +11,7 @@ from ... import _core
 from ...arrays import operands
 from ...arrays.numerics import AnyArray
 from ...arrays.operands import check_devices, views_of
-from ...epilogue import bound as fused
-from ...epilogue.bound import FusedOperands, Fusion, Layout, Shape
+from ...epilogue.bound import FusedOperands, Fusion, Layout, Shape, problem_of
 from ...epilogue.results import MatrixResult
 from ...errors import InvalidOperandError, UnsupportedError, require
 from ...generator.archs import SmArch
@@ -261,7 +260,7 @@ def search_for(problem: GemmProblem, fusion: Fusion | None, device: Device, arch
     if 0 in (problem.n, problem.batch):
         raise UnsupportedError(f"a result of shape {vector_of(problem.d).shape} is empty: there is nothing to plan")
     read = nonempty(problem)
-    return GemvSearch([read] if fusion is None else fused.problem_of(read, fusion, LINEAR), device, arch)
+    return GemvSearch([read] if fusion is None else problem_of(read, fusion, LINEAR), device, arch)
 
 
 def from_candidate(

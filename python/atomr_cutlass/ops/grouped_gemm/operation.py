@@ -42,7 +42,6 @@ from ..gemm.operation import (
     fields_from,
     layouts_from,
     layouts_of,
-    refuse_columns,
     sample_shape,
 )
 from .kernels import GroupedSearch, make
@@ -254,10 +253,6 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
     def plan(self, request: GroupedGemmRequest, device: int, **options: Any) -> Plan:
         options["batch_invariant"] = is_batch_invariant(request.batch_invariant)
         return make(request.problem(device), **options)
-
-    def result_layout(self, request: GroupedGemmRequest) -> str:
-        refuse_columns(request.layout_c)
-        return super().result_layout(request)
 
     def sample(
         self, key: KernelKey, epilogue: str, device: Device

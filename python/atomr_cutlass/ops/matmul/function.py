@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,6 @@ from ...pipeline.call_options import CallOptions
 from ...pipeline.operation import settled
 from ...pipeline.plan import Plan
 from ...pipeline.problem import GemmProblem
-from ...pipeline.reduction import refuse_sums
 from ..gemm import reference as gemm_reference
 from ..gemm.plans import NO_SCALES, Scales, make, problem_of, scales_of
 from ..product import Product
@@ -121,7 +121,7 @@ class _Matmul(Product):
         if summed:
             refuse()  # two plans
             if self.call.planning["batch_invariant"]:
-                refuse_sums([BIAS])
+                reduction.refuse_sums([BIAS])
         use = HeuristicKey(
             matrices.m, matrices.n, matrices.k, operands.dtype_of(views["a"], "a"), matrices.transa, matrices.transb,
             MatmulEpilogue(matrices.epilogue), devices.get(views["a"].device).arch,
@@ -177,22 +177,19 @@ class _Matmul(Product):
                 operands.clear_async(views[name], stream)
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
-        a, b, c = host["a"], host["b"], host.get("c")
         alpha, beta = self.call.scalars
-        how: dict[str, Any] = {
-            "alpha": alpha, "beta": beta, "scale_a": host.get("scale_b"), "scale_b": host.get("scale_a"),
-            "math": self.math,
-        }  # fmt: skip
+        compute = functools.partial(
+            gemm_reference.gemm, host["b"], host["a"], host.get("c"), alpha=alpha, beta=beta, math=self.math,
+            scale_a=host.get("scale_b"), scale_b=host.get("scale_a"),
+        )  # fmt: skip
         scale_d = float(host["scale_d"].reshape(())) if "scale_d" in host else None
-        computed: dict[str, AnyArray]
         if self.tree is not None:
-            acc = gemm_reference.gemm(b, a, c, **how, out_dtype=CutlassDtype.F64)
+            acc = compute(out_dtype=CutlassDtype.F64)
             inputs = {operand.name: host[operand.name] for operand in self.tree.inputs}
             computed = dict(reference.evaluate(self.tree, acc, inputs, out_dtype=self.result, scale_d=scale_d))
         else:
-            amax = np.zeros(1, np.float32) if AMAX in self.results else None
-            d = gemm_reference.gemm(b, a, c, **how, scale_d=scale_d, amax=amax, out_dtype=self.result)
-            computed = {RESULT: d} if amax is None else {AMAX: amax, RESULT: d}
+            computed = {AMAX: np.zeros(1, np.float32)} if AMAX in self.results else {}
+            computed[RESULT] = compute(scale_d=scale_d, amax=computed.get(AMAX), out_dtype=self.result)
         if self.matrices.form.summed:
             computed[BIAS] = self._summed(host)
         return computed

@@ -203,11 +203,9 @@ class ScaleSet:
 
     def __post_init__(self) -> None:
         for name in ("a", "b", "d"):
-            if isinstance(getattr(self, name), bool):
-                raise InvalidOperandError(f"scales.{name} is a bool; expected a number or an array")
             if isinstance(getattr(self, name), NUMBERS):
                 check_number(getattr(self, name), f"scales.{name}")
-        if isinstance(self.amax_d, (bool, *NUMBERS)):
+        if isinstance(self.amax_d, NUMBERS):
             raise InvalidOperandError("scales.amax_d is a number; expected an array of one element, to be written")
 
 

@@ -115,27 +115,26 @@ def scales_of(problem: GemmProblem, views: dict[str, _core.Operand]) -> Scales:
         raise UnsupportedError(
             f"{', '.join(given)}: only fp8 kernels take arrays; give numbers, or fold them into alpha"
         )
-    found = {name: MatrixSpec(views[name].shape, views[name].strides, _float32(views[name], name)) for name in given}
-    forms = (*scale_forms(problem, found.get("scale_a"), found.get("scale_b")), "tensor", "tensor")
-    specs = zip(map(found.get, SCALES), forms, strict=True)
-    return Scales(*(None if spec is None else Scale(spec.shape, spec.strides, form) for spec, form in specs))
+    for name in given:
+        _check_float32(views[name], name)
+    forms = (*scale_forms(problem, views.get("scale_a"), views.get("scale_b")), "tensor", "tensor")
+    pairs = zip(map(views.get, SCALES), forms, strict=True)
+    return Scales(*(None if view is None else Scale(view.shape, view.strides, form) for view, form in pairs))
 
 
 def check_single(views: dict[str, _core.Operand]) -> None:
     """Refuses scale_d and amax that are not one float32."""
     for name in ("scale_d", "amax"):
         if name in views:
-            _float32(views[name], name)
+            _check_float32(views[name], name)
             if math.prod(views[name].shape) != 1:
                 raise InvalidOperandError(f"{name} has shape {views[name].shape}; expected one element")
 
 
-def _float32(view: _core.Operand, name: str) -> CutlassDtype:
-    """The element type of a scale array, which is float32."""
+def _check_float32(view: _core.Operand, name: str) -> None:
     dtype = operands.dtype_of(view, name)
     if dtype is not CutlassDtype.F32:
         raise InvalidOperandError(f"{name} is {dtype.value}; expected float32")
-    return dtype
 
 
 def scale_shapes(m: int, n: int, k: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -144,10 +143,10 @@ def scale_shapes(m: int, n: int, k: int) -> dict[str, tuple[tuple[int, ...], tup
     return {"tensor": ((1,), (1,)), "vector": ((m, 1), (1, n)), "block": ((m, k_blocks), (k_blocks, n_blocks))}
 
 
-def scale_forms(problem: GemmProblem, a: MatrixSpec | None, b: MatrixSpec | None) -> tuple[str, str]:
-    """The forms of scale_a and scale_b of these extents: `tensor`, `vector` or, for both or neither, `block`."""
+def scale_forms(problem: GemmProblem, a: _core.Operand | None, b: _core.Operand | None) -> tuple[str, str]:
+    """The forms of arrays as scale_a and scale_b: `tensor`, `vector` or, for both or neither, `block`."""
     shapes = scale_shapes(problem.m, problem.n, problem.k)
-    given = tuple(() if spec is None else spec.shape for spec in (a, b))
+    given = tuple(() if view is None else view.shape for view in (a, b))
     found = []
     for name, shape, vector, block in zip(SCALES, given, shapes["vector"], shapes["block"], strict=False):
         if math.prod(shape) == 1:
@@ -383,9 +382,10 @@ def _launches(
         raise UnsupportedError(f"{math.prod(outer)} batches with scales of their own; at most {MAX_OUTER} are launched")
     steps = [spec.strides[:-2] for spec in over_batches(problem)]
     for name, scale in (("scale_a", scales.a), ("scale_b", scales.b)):
-        varies = scale is not None and math.prod(scale.shape) > 1
-        spec = _as_matrices(scale) if scale is not None and varies else None
-        steps.append((0,) * len(outer) if spec is None else broadcast_to(spec, outer, name).strides[:-2])
+        if scale is None or math.prod(scale.shape) == 1:
+            steps.append((0,) * len(outer))
+        else:
+            steps.append(broadcast_to(_as_matrices(scale), outer, name).strides[:-2])
     found = []
     for index in itertools.product(*map(range, outer)):
         *offsets, scale_a, scale_b = (sum(map(operator.mul, index, strides)) for strides in steps)

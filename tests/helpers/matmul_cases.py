@@ -32,7 +32,7 @@ from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.matmul import function
-from atomr_cutlass.ops.matmul.request import HeuristicKey
+from atomr_cutlass.ops.matmul.operation import HeuristicKey
 from atomr_cutlass.pipeline import table
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.heuristic import heuristics

@@ -34,7 +34,7 @@ from ..gemm import reference as gemm_reference
 from ..gemm.plans import NO_SCALES, Scales, make, problem_of, scales_of
 from ..product import Product
 from .arguments import Views, check_vectors, views_of, written_of
-from .request import AMAX, AUX, BIAS, HeuristicKey, MatmulEpilogue, MatmulRequest, Matrices, tree_of
+from .operation import AMAX, AUX, BIAS, HeuristicKey, MatmulEpilogue, MatmulRequest, Matrices, tree_of
 
 _TRANSPOSED = {"a": "b", "b": "a", "scale_a": "scale_b", "scale_b": "scale_a", "amax": AMAX}
 """The names of arrays by those that operands have in the product of the transposes, where they differ."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from .ops.grouped_gemm.function import grouped_gemm
     from .ops.grouped_gemm.operation import GroupedGemmRequest, GroupedGemmShape
     from .ops.matmul.function import matmul
-    from .ops.matmul.request import HeuristicKey, MatmulEpilogue, MatmulRequest, ScaleSet
+    from .ops.matmul.operation import HeuristicKey, MatmulEpilogue, MatmulRequest, ScaleSet
     from .ops.quantize.function import QuantizedArray, dequantize, quantize
     from .pipeline.bindings import BoundPlan
     from .pipeline.explanation import Explanation, explain
@@ -132,7 +132,7 @@ _DEFERRED = {
     "ops.gemv.function": ("gemv",),
     "ops.grouped_gemm.function": ("grouped_gemm",),
     "ops.matmul.function": ("matmul",),
-    "ops.matmul.request": ("HeuristicKey", "MatmulEpilogue", "MatmulRequest", "ScaleSet"),
+    "ops.matmul.operation": ("HeuristicKey", "MatmulEpilogue", "MatmulRequest", "ScaleSet"),
     "pipeline.heuristic": ("HeuristicCache", "heuristics"),
     "serving.messages": ("CutlassMsg", "RefitMsg"),
     "pipeline.tune": ("load_tuning", "tune"),

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
-import numpy as np
-
 from .. import _core
-from ..arrays import operands
-from ..arrays.numerics import AnyArray, FloatArray, numpy_dtype
+from ..arrays.numerics import AnyArray, FloatArray
 from ..arrays.operands import BYTE, check_devices, refuse_jax_out
 from ..checks import NUMBERS
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.common import bias_and_activation
-from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree, Output
+from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree
 from ..pipeline import call as calls
 from ..reference.tree import evaluate as evaluate_tree
 from .bound import Fusion
@@ -191,11 +187,3 @@ def refuse_scale_d(scale_d: Any) -> None:
             "scale_d is a number, and what follows the product does not let it be part of alpha: multiply in the "
             "epilogue, or give it as an array (gemm of fp8)"
         )
-
-
-def reduce_nothing(outputs: Iterable[Output], views: Mapping[str, _core.Operand], stream: int) -> None:
-    """Writes the reductions of a result without elements in the order of a stream: 0, and of maxima -infinity."""
-    for output in outputs:
-        if output.reduction and output.dtype is not None:
-            view, value = views[output.name], -math.inf if output.reduction == "max" else 0.0
-            operands.write_async(np.full(view.shape, value, numpy_dtype(output.dtype)), view, stream)

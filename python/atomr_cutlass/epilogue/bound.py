@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..arrays.numerics import BYTE
+import numpy as np
+
+from ..arrays import operands
+from ..arrays.numerics import BYTE, numpy_dtype
 from ..errors import UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.common import form_of, wider
@@ -147,6 +150,14 @@ def source_number(epilogue: str) -> int | None:
     """The number of the input that is loaded as the C operand; None where there is none."""
     kinds = [kind for kind, _ in operand_kinds(split(epilogue)[1])[0]]
     return kinds.index(SOURCE) if SOURCE in kinds else None
+
+
+def reduce_nothing(tree: EpilogueVisitorTree, views: Mapping[str, Any], stream: int) -> None:
+    """Writes the reductions of a result without elements in the order of a stream: 0, and of maxima -infinity."""
+    for output in tree.outputs:
+        if output.reduction and output.dtype is not None:
+            view, value = views[output.name], -math.inf if output.reduction == "max" else 0.0
+            operands.write_async(np.full(view.shape, value, numpy_dtype(output.dtype)), view, stream)
 
 
 class FusedOperands:

@@ -222,9 +222,9 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
     def write_empty(self, request: RequestT, arrays: Mapping[str, Any], stream: int) -> None:
         """Writes the outputs beside a result without elements: reductions of nothing."""
         if request.tree is not None:
-            from ..epilogue.bind import reduce_nothing  # which loads the tracer
+            from ..epilogue.bound import reduce_nothing  # which imports this package's plans
 
-            reduce_nothing(request.tree.outputs, arrays, stream)
+            reduce_nothing(request.tree, arrays, stream)
 
     def search(self, request: RequestT, device: Device) -> KernelSearch[Any] | None:
         """The kernels of a request; None where the result has no elements, so that nothing is launched."""

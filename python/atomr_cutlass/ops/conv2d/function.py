@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from ... import _core
 from ...arrays.layouts import LAYOUTS, TO_NHWC, axes_of, permuted
-from ...arrays.numerics import AnyArray, math_mode
-from ...arrays.operands import check_devices, check_out, dtype_of, result_dtype, views_of
+from ...arrays.numerics import AnyArray
+from ...arrays.operands import check_devices, dtype_of, views_of
 from ...arrays.symbols import shape_of
 from ...checks import shown
 from ...epilogue.bind import bind, refuse_scale_d
@@ -20,7 +20,7 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import accumulator
 from ...pipeline import reduction
-from ...pipeline.call import SCALES, Call, Result, stored
+from ...pipeline.call import Call, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
@@ -274,17 +274,16 @@ class _Convolution(Product):
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
         from .reference import convolution  # which launches do without
 
-        options, op, g = self.call.options, self.own.op, self.geometry
+        op, g = self.own.op, self.geometry
         compute = functools.partial(
             convolution, op, host["a"], host["b"], result_shape(op, g), None if self.call.c is None else host["c"],
-            stride=g.stride, padding=g.padding, dilation=g.dilation, groups=g.groups, alpha=options.alpha,
-            beta=options.beta, math=self.math, **{name: self.call.arrays[name] for name in SCALES[:2]},
+            stride=g.stride, padding=g.padding, dilation=g.dilation, groups=g.groups,
         )  # fmt: skip
-        return self.evaluated(host, compute, scale_d=self.call.arrays["scale_d"])
+        return self.evaluated(host, compute)
 
 
 def _parse(call: Call) -> _Convolution:
-    own, arrays, options = ConvOptions(*call.own), call.arrays, call.options
+    own, arrays = ConvOptions(*call.own), call.arrays
     call.check("conv2d" if own.op == FPROP else own.op, layout=own.layout)
     if own.layout not in LAYOUTS:
         raise InvalidOperandError(f"unknown layout {own.layout!r}; valid: {', '.join(LAYOUTS)}")
@@ -299,30 +298,17 @@ def _parse(call: Call) -> _Convolution:
     geometry, dtype, other = _geometry(own, views), dtype_of(views["a"], first), dtype_of(views["b"], second)
     if dtype is not other:
         raise InvalidOperandError(f"{first} is {dtype.value} and {second} is {other.value}: both must have one dtype")
-    result = result_dtype(views, options.out_dtype, dtype)
-    math = math_mode(dtype, options.precision)
     shape = result_shape(own.op, geometry)
     for name, expected in (("c", shape), (RESULT, shape), ("bias", shape[-1:])):
         if name in views and views[name].shape != expected:
             raise InvalidOperandError(f"{name} has shape {views[name].shape}; expected {expected} (NHWC order)")
-    if RESULT in views:
-        check_out(views, ("a", "b", "c", "bias"))
-    parsed = _Convolution(
-        call=call,
-        inputs={name: view for name, view in views.items() if name != RESULT},
-        results={RESULT: Result(shape, result.dlpack, call.out, views.get(RESULT))},
-        axes=axes_of(own.layout),
-        own=own,
-        geometry=geometry,
-        math=math,
-        result=result,
-    )
+    parsed = _Convolution.of(call, views, shape, dtype, axes=axes_of(own.layout), own=own, geometry=geometry)
     if not call.binds:
         return parsed
     if call.epilogue is not None:
         refuse_scale_d(arrays["scale_d"])
     over, acc = ImageResult(shape, own.layout), accumulator(dtype)
-    return parsed.followed_by(bind(call, over, views, taken=("a", "b"), out_dtype=result, acc=acc))
+    return parsed.followed_by(bind(call, over, views, taken=("a", "b"), out_dtype=parsed.result, acc=acc))
 
 
 def _geometry(own: ConvOptions, views: Mapping[str, _core.Operand]) -> ConvGeometry:

@@ -14,7 +14,7 @@ from ...pipeline.operation import NO_CHECK, Arrays
 from ...pipeline.problem import GemmProblem
 from ...pipeline.request import GemmEpilogue, Option
 from ..gemm.operation import GemmLayout, GemmOperation, GemmRequest
-from ..gemm.scaled import PER_PAIR, Scales
+from ..gemm.plans import PER_PAIR, Scales
 from .function import OP, check, gated
 
 if TYPE_CHECKING:

@@ -43,8 +43,7 @@ from ...pipeline.request import (
 )
 from ..quantize.reference import VECTOR, swizzled_size
 from .kernels import GemmCandidate, GemmSearch
-from .plans import make, search_for
-from .scaled import SCALES, Scale, Scales, result_of, scale_shapes
+from .plans import SCALES, Scale, Scales, make, result_of, scale_shapes, search_for
 
 if TYPE_CHECKING:
     from ...pipeline.probe import Probe
@@ -304,9 +303,8 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         return (*slots, *epilogue_slots(request.fusion()), OperandSlot("out", (result_of(problem),), written=True))
 
     def request(self, options: RequestOptions) -> GemmRequest:
-        batch = options.given("batch")
         return self.request_type(
-            GemmShape(options.size("m"), options.size("n"), options.size("k"), 1 if batch is None else batch),
+            GemmShape(options.size("m"), options.size("n"), options.size("k"), options.given("batch") or 1),
             **fields_from(options),
             **layouts_from(options),
             dtype_b=options.parsed("dtype_b", CutlassDtype.parse),
@@ -327,7 +325,7 @@ class GemmOperation(PlannedOperation[GemmRequest]):
             operands.clear_async(arrays["amax"], stream)
 
     def random_arrays(self, request: GemmRequest, generator: np.random.Generator) -> Arrays:
-        from .probe import random_fp4
+        from .reference import random_fp4
 
         arrays = super().random_arrays(request, generator)
         return arrays | (random_fp4(generator, request) if request.operand_dtype is fp4.FP4 else {})
@@ -343,7 +341,7 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         return request, select.candidate_of(GemmSearch(followed(request, epilogue, device), device), key)
 
     def probe(self, request: GemmRequest, arrays: Arrays) -> Probe[GemmRequest]:
-        from .probe import GemmProbe
+        from .reference import GemmProbe
 
         return GemmProbe(request, arrays)
 

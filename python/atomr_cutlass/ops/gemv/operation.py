@@ -132,11 +132,11 @@ class GemvOperation(PlannedOperation[GemvRequest]):
         return (*(OperandSlot(name, (spec,)) for name, spec in specs.items()), *epilogue_slots(request.fusion()), out)
 
     def request(self, options: RequestOptions) -> GemvRequest:
-        letter, batch = options.given("layout") or "r", options.given("batch")
+        letter = options.given("layout") or "r"
         if letter not in LETTERS:
             raise InvalidOperandError(f"--layout is {letter!r}; expected r or c, the layout of A")
         return GemvRequest(
-            GemvShape(options.size("m"), options.size("k"), 1 if batch is None else batch),
+            GemvShape(options.size("m"), options.size("k"), options.given("batch") or 1),
             **fields_from(options),
             layout_a=LETTERS[letter],
         )
@@ -152,7 +152,7 @@ class GemvOperation(PlannedOperation[GemvRequest]):
 
     def probe(self, request: GemvRequest, arrays: Arrays) -> Probe[Any]:
         """That of the GEMM of one row, on the same memory."""
-        from ..gemm.probe import GemmProbe
+        from ..gemm.reference import GemmProbe
 
         reduced = {output.name for output in request.tree.outputs if output.reduction} if request.tree else set()
 

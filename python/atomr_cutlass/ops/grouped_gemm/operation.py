@@ -31,7 +31,7 @@ from ...pipeline.request import Option, Request, RequestOptions, math_of, sample
 from ...pipeline.search import Candidate
 from ..gemm import operation as gemm
 from ..gemm.operation import GemmLayout, GemmShape
-from ..gemm.scaled import scale_shapes
+from ..gemm.plans import scale_shapes
 from .kernels import GroupedSearch, make
 from .problem import LIST, OP, GroupedProblem, GroupScale, following, scale_args
 

@@ -27,6 +27,7 @@ from ..generator.dtypes import CutlassDtype, ScaleType
 from ..generator.epilogue.ops import LEAKY_SLOPE
 from ..generator.rules import FP8_TYPES
 from ..ops.quantize.reference import BLOCK, VECTOR
+from ..pipeline.problem import broadcasts_to
 
 erf: Final[Callable[[FloatArray], FloatArray]] = np.vectorize(_math.erf, otypes=[np.float64])
 """The error function as the C library has it; float64 of any shape."""
@@ -95,14 +96,6 @@ def element_type(name: str, operand: AnyArray) -> CutlassDtype:
         order = "" if operand.dtype.isnative else " in foreign byte order"
         raise InvalidOperandError(f"{name} is {operand.dtype}{order}; expected one of {valid}")
     return dtype
-
-
-def broadcasts_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Whether `shape` broadcasts to `target` without extending it."""
-    try:
-        return np.broadcast_shapes(shape, target) == target
-    except ValueError:
-        return False
 
 
 def check_math(math: str, *operands: CutlassDtype) -> None:

@@ -8,7 +8,7 @@ steps, the bound is the height of the step.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.lower import is_narrow
 from ..generator.epilogue.ops import GRADIENT_OPS
 from ..generator.epilogue.tree import ACCUMULATOR, RESULT, EpilogueVisitorTree, Node, Output
-from .parts import broadcasts_to
+from ..pipeline.problem import broadcasts_to
 from .tree import COMPARISONS, apply, computes_in_double, evaluate, reduced, reduced_axes, values_of
 
 _EXACT: Final = frozenset({"negate", "absolute", "maximum", "minimum", "relu", "clamp", "cast"})
@@ -208,13 +208,6 @@ def mismatches(
     """
     wanted = evaluate(tree, acc, operands, out_dtype=out_dtype, scale_d=scale_d)
     bounds = tolerances(tree, acc, acc_error, operands, out_dtype=out_dtype, scale_d=scale_d)
-    return differing(got, wanted, bounds)
-
-
-def differing(
-    got: Mapping[str, AnyArray], wanted: Mapping[str, AnyArray], bounds: Mapping[str, FloatArray]
-) -> list[str]:
-    """The errors in outputs by what `evaluate` and `tolerances` return, as of `mismatches`."""
     lines = [f"{name} is no output of the tree" for name in got if name not in wanted]
     for name, want in wanted.items():
         if name not in got:
@@ -224,39 +217,28 @@ def differing(
         if have.dtype != want.dtype or have.shape != want.shape:
             lines.append(f"{name} is {have.dtype} of shape {have.shape}, expected {want.dtype} of shape {want.shape}")
             continue
-        lines += _differences(name, have, want, bounds[name])
+        lines += differing(name, have, want, bounds[name])
     return lines
 
 
-def beyond(have: AnyArray, want: AnyArray, bound: FloatArray) -> npt.NDArray[np.bool_]:
-    """Where a kernel's output is further from the reference's than it may be; of a mask its bits, padding included."""
+def differing(name: str, have: AnyArray, want: AnyArray, bound: FloatArray) -> dict[str, int]:
+    """The errors in an output in words, by what `evaluate` and `tolerances` return, each with how many there are."""
+    found: dict[str, int] = {}
+    of, columns = "elements", bound.shape[-1]
     if have.dtype == np.uint8:
-        have, want = _bits(have), _bits(want)
-        bound = np.pad(bound, [(0, 0)] * (bound.ndim - 1) + [(0, have.shape[-1] - bound.shape[-1])])
-    with np.errstate(all="ignore"):
-        far: npt.NDArray[np.bool_] = ~(_distance(to_float64(have), to_float64(want)) <= bound)
-    return far
-
-
-def _bits(mask: AnyArray) -> AnyArray:
-    return np.unpackbits(mask, axis=-1, bitorder="little").view(np.int8)
-
-
-def _differences(name: str, have: AnyArray, want: AnyArray, bound: FloatArray) -> Iterable[str]:
-    far, of, columns = beyond(have, want, bound), "elements", bound.shape[-1]
-    if have.dtype == np.uint8:
-        have, want, of = _bits(have), _bits(want), "bits"
-        padding = np.count_nonzero(far[..., columns:])
+        have, want = (np.unpackbits(mask, axis=-1, bitorder="little") for mask in (have, want))
+        of, padding = "bits", int(np.count_nonzero(have[..., columns:]))
         if padding:
-            yield f"{name} has {padding} bits set after its {columns} columns, expected none"
-        far = far[..., :columns]
+            found[f"{name} has {padding} bits set after its {columns} columns, expected none"] = padding
+        have, want = have[..., :columns], want[..., :columns]
+    with np.errstate(all="ignore"):
+        far = ~(_distance(to_float64(have), to_float64(want)) <= bound)
     if far.any():
-        first = tuple(int(at) for at in np.argwhere(far)[0])
+        first, count = tuple(int(at) for at in np.argwhere(far)[0]), int(far.sum())
         within = "" if of == "bits" else f" within {bound[first]:.3g}"
-        yield (
-            f"{name}{list(first)} is {float(have[first]):.9g}, expected {float(want[first]):.9g}{within} "
-            f"({int(far.sum())} of {far.size} {of} differ)"
-        )
+        text = f"{name}{list(first)} is {float(have[first]):.9g}, expected {float(want[first]):.9g}{within}"
+        found[f"{text} ({count} of {far.size} {of} differ)"] = count
+    return found
 
 
 def _accumulator_error(acc: FloatArray, acc_error: npt.ArrayLike, arithmetic: _Arithmetic) -> FloatArray:

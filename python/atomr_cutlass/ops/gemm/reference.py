@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ...arrays.numerics import INTEGER_DTYPES, AnyArray, FloatArray, from_numpy_dtype, round_to_tf32, stored, to_float64
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
+from ...pipeline.problem import broadcasts_to
 from ...reference import parts
 from ...reference.parts import OperandScale, Scale, read_scales, scaled_product
 
@@ -185,7 +186,7 @@ def _check_problem(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerm
             raise InvalidOperandError(f"beta is {terms.beta}, but c is not given")
     else:
         parts.element_type("c", c)
-        if c.shape[-2:] != (m, n) or not parts.broadcasts_to(c.shape, shape):
+        if c.shape[-2:] != (m, n) or not broadcasts_to(c.shape, shape):
             raise InvalidOperandError(f"c has shape {c.shape}; expected {shape} or fewer batch dimensions")
     parts.check_bias(terms.bias, n)
     parts.check_activation(terms.activation)

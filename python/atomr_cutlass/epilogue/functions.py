@@ -178,10 +178,15 @@ _FACTS: Final = frozenset(
 )
 
 
-def _operation(op: str) -> Callable[..., Value]:
-    if OPS[op].arity == 1:
-        return lambda x, /: apply(op, x)
-    return lambda x, other, /: apply(op, x, other)
+def _operations(*names: str, **others: str) -> dict[str, Callable[..., Value]]:
+    """Functions by name: of the operations with these names, and those that have others here."""
+
+    def function(op: str) -> Callable[..., Value]:
+        if OPS[op].arity == 1:
+            return lambda x, /: apply(op, x)
+        return lambda x, other, /: apply(op, x, other)
+
+    return {name: function(op) for name, op in [*zip(names, names, strict=True), *others.items()]}
 
 
 def _scaled(op: str) -> Callable[..., Value]:
@@ -216,45 +221,31 @@ def _gelu(x: Any, /, approximate: Any = "none") -> Value:
     return apply("gelu" if approximate == "none" else "gelu_tanh", x)
 
 
-def _clamp(x: Any, /, min: Any = None, max: Any = None) -> Value:  # noqa: A002 - PyTorch's names
-    return clamp(x, min, max)
-
-
 def _clip(x: Any, /, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Value:  # noqa: A002
     return clamp(x, a_min if min is None else min, a_max if max is None else max)
 
 
 _SAME: Final = {
-    **{
-        name: _operation(name)
-        for name in (
-            "absolute", "exp", "log", "reciprocal", "sqrt", "square", "tanh", "multiply", "maximum", "minimum",
-            "not_equal", "less", "less_equal", "greater", "greater_equal",
-        )
-    },
-    "abs": _operation("absolute"),
-    "negative": _operation("negate"),
+    **_operations(
+        "absolute", "exp", "log", "reciprocal", "sqrt", "square", "tanh", "multiply", "maximum", "minimum",
+        "not_equal", "less", "less_equal", "greater", "greater_equal", abs="absolute", negative="negate",
+    ),
     "where": where,
 }  # fmt: skip
 """The functions that have the same name in PyTorch and NumPy."""
 
 TORCH: Final[Mapping[str, Callable[..., Value]]] = _SAME | {
-    **{name: _operation(name) for name in ("relu", "rsqrt", "sigmoid", "silu", "hardswish")},
-    **{
-        name: _operation(op)
-        for name, op in (
-            ("neg", "negate"), ("mul", "multiply"), ("max", "maximum"), ("min", "minimum"), ("eq", "equal"),
-            ("ne", "not_equal"), ("lt", "less"), ("le", "less_equal"), ("gt", "greater"), ("ge", "greater_equal"),
-        )
-    },
+    **_operations(
+        "relu", "rsqrt", "sigmoid", "silu", "hardswish", neg="negate", mul="multiply", max="maximum", min="minimum",
+        eq="equal", ne="not_equal", lt="less", le="less_equal", gt="greater", ge="greater_equal",
+    ),
     "add": _scaled("add"),
     **dict.fromkeys(("sub", "subtract"), _scaled("subtract")),
     **dict.fromkeys(("div", "divide", "true_divide"), _divide),
     "pow": _power,
     "gelu": _gelu,
     "leaky_relu": lambda x, /, negative_slope=LEAKY_SLOPE: leaky_relu(x, negative_slope),
-    "clamp": _clamp,
-    "clip": _clamp,
+    **dict.fromkeys(("clamp", "clip"), _clip),
     "clamp_min": lambda x, /, min: maximum(x, min),  # noqa: A006
     "clamp_max": lambda x, /, max: minimum(x, max),  # noqa: A006
     "hardtanh": lambda x, /, min_val=-1.0, max_val=1.0: clamp(x, min_val, max_val),
@@ -263,14 +254,11 @@ TORCH: Final[Mapping[str, Callable[..., Value]]] = _SAME | {
 """PyTorch's functions by name. `equal`, which compares whole tensors there, is not among them."""
 
 NUMPY: Final[Mapping[str, Callable[..., Value]]] = _SAME | {
-    **{name: _operation(name) for name in ("add", "subtract", "divide", "equal")},
-    "fabs": _operation("absolute"),
-    "true_divide": _operation("divide"),
+    **_operations("add", "subtract", "divide", "equal", fabs="absolute", true_divide="divide"),
     **dict.fromkeys(("power", "float_power"), _power),
     "clip": _clip,
 }
 """NumPy's functions by name."""
-
 
 METHODS: Final[Mapping[str, Callable[..., Value]]] = {
     **TORCH,
@@ -309,9 +297,7 @@ def call(
     return function(*args, **given)
 
 
-@functools.cache
-def _signature(function: Callable[..., Value]) -> inspect.Signature:
-    return inspect.signature(function)
+_signature: Final = functools.cache(inspect.signature)
 
 
 def _cure(name: str) -> str:

@@ -113,18 +113,13 @@ def operand_of(shape: tuple[int, ...], m: int, n: int, dtype: Any, name: str) ->
     if kinds and not (kinds[0] == COLUMN and len(shape) == 1):
         return Operand(kinds[0], None if bits else element_type(dtype, name))
     if kinds:
-        raise InvalidOperandError(
-            f"{name} has shape {shape}; a vector of N = {n} elements is a row, and one of M = {m} is a column only as "
-            f"{(m, 1)}: reshape it to (M, 1)"
-        )
-    if bits:
-        raise InvalidOperandError(
-            f"{name} has shape {shape} of uint8; expected bits of (..., M, ceil(N / 8)), here (..., {m}, {-(-n // 8)})"
-        )
-    raise InvalidOperandError(
-        f"{name} has shape {shape}; expected one element, ({n},) or (..., 1, {n}) for a row, (..., {m}, 1) for a "
-        f"column, or (..., {m}, {n})"
-    )
+        cure = f"a vector of N = {n} elements is a row, and one of M = {m} is a column only as {(m, 1)}: reshape it"
+    elif bits:
+        cure = f"expected bits (uint8) of (..., M, ceil(N / 8)), here (..., {m}, {-(-n // 8)})"
+    else:
+        row, column = f"({n},) or (..., 1, {n}) for a row", f"(..., {m}, 1) for a column"
+        cure = f"expected one element, {row}, {column}, or (..., {m}, {n})"
+    raise InvalidOperandError(f"{name} has shape {shape}; {cure}")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from ..arrays.numerics import BYTE, from_numpy_dtype
+from ..arrays.numerics import BYTE
 from ..checks import NUMBERS, shown
 from ..errors import CutlassError, InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
@@ -23,6 +23,8 @@ from ..generator.epilogue.tree import Node
 
 _FOREIGN: Final = frozenset({__name__.partition(".")[0], "numpy", "torch"})
 """Packages whose frames are not the traced function's: this one, and those that call back into it."""
+
+_DLPACK_NAMES: Final = {BYTE: "uint8"} | {dtype.dlpack: dtype.storage.value for dtype in CutlassDtype}
 
 _POWERS: Final = {2.0: "square", 0.5: "sqrt", -1.0: "reciprocal", -0.5: "rsqrt"}
 
@@ -69,49 +71,30 @@ def element_type(dtype: Any, label: str) -> CutlassDtype:
 
     It is a CutlassDtype, a name such as `bf16`, a dtype of NumPy, ml_dtypes or PyTorch, or DLPack's (type code, bits).
     """
-    if isinstance(dtype, CutlassDtype):
-        return dtype
-    found: CutlassDtype | None = None
-    if isinstance(dtype, tuple):
-        found = CutlassDtype.from_dlpack(*dtype) if _is_pair(dtype) else None
-    elif (name := _name(dtype)) is not None:
-        try:
-            return CutlassDtype.parse(name)
-        except ValueError as error:
-            raise InvalidOperandError(f"{label}: {error}") from None
-    elif (known := _numpy_dtype(dtype)) is not None:
-        found = from_numpy_dtype(known)
-    if found is None:
-        valid = ", ".join(element.value for element in CutlassDtype)
-        given = str(dtype) if isinstance(dtype, np.dtype) else shown(dtype)
-        raise InvalidOperandError(f"{label}: {given} is no element type; valid: {valid}")
-    return found
+    try:
+        return CutlassDtype.parse(_name(dtype))
+    except InvalidOperandError as error:
+        raise InvalidOperandError(f"{label}: {error}") from None
 
 
 def is_byte(dtype: Any) -> bool:
     """Whether `dtype`, given as to `element_type`, names plain bytes, which masks lie in."""
-    if isinstance(dtype, tuple):
-        return _is_pair(dtype) and dtype == BYTE
-    if (name := _name(dtype)) is not None:
-        return name == "uint8"
-    return not isinstance(dtype, CutlassDtype) and _numpy_dtype(dtype) == np.uint8
+    return _name(dtype) == "uint8"
 
 
-def _is_pair(dtype: tuple[Any, ...]) -> bool:
-    return len(dtype) == 2 and all(isinstance(element, int) for element in dtype)
-
-
-def _name(dtype: Any) -> str | None:
-    """A name, or that of a dtype of PyTorch."""
-    named = isinstance(dtype, str) or type(dtype).__module__.partition(".")[0] == "torch"
-    return str(dtype).removeprefix("torch.") if named else None
-
-
-def _numpy_dtype(dtype: Any) -> np.dtype[Any] | None:
+def _name(dtype: Any) -> str:
+    """The name of an element type, or what else is given in words."""
+    if isinstance(dtype, CutlassDtype):
+        return dtype.value
+    if dtype is None or isinstance(dtype, str) or type(dtype).__module__.partition(".")[0] == "torch":
+        return str(dtype).removeprefix("torch.")
+    if isinstance(dtype, tuple) and all(isinstance(part, int) for part in dtype):
+        return _DLPACK_NAMES.get(dtype, shown(dtype))
     try:
-        return None if dtype is None else np.dtype(dtype)  # None is float64 to NumPy
+        known = np.dtype(dtype)
     except (TypeError, ValueError):
-        return None
+        return shown(dtype)
+    return str(known.name if known.isnative else known.str)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ def bound(
     views: dict[str, Any],
     d: CutlassDtype,
     options: CallOptions = CallOptions(),  # noqa: B008 - a tuple
-) -> BoundEpilogue[MatrixResult]:
+) -> BoundEpilogue:
     acc = accumulator(operands.dtype_of(views["a"], "a"))
     own = {name: arrays.pop(name, None) for name in ("bias", "c")}
     call = Call(pytest.fail, own, None, options, epilogue, arrays)

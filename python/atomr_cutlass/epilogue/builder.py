@@ -63,8 +63,7 @@ class EvtBuilder:
         self._compute_dtype = element_type(compute_dtype, "compute_dtype")
         self._declared = {ACCUMULATOR: _Declared(Node(ACCUMULATOR))}
         self._reads: list[_Read] = []
-        self._stored: dict[str, tuple[Output, str]] = {}
-        self._unstored: list[Output] = []
+        self._written: dict[str, tuple[Output, str | None]] = {}
         self._current = ACCUMULATOR
         self._chained = False
 
@@ -120,7 +119,7 @@ class EvtBuilder:
 
         Args:
             name: of the output.
-            node: the node; None declares an output that something is stored to later.
+            node: the node; None declares an output that something else stores to.
             dtype: its element type; if None that of the node's cast, else `compute_dtype`. D's is the call's where
                 neither says it.
             kind: `matrix`, or `mask` for node != 0 as bits.
@@ -247,14 +246,10 @@ class EvtBuilder:
         if name == RESULT and kind != MATRIX:
             raise InvalidOperandError(f"{node!r} is stored to {RESULT!r} as a {kind}; D is a matrix")
         output = Output(name, kind, element, reduction)
-        if node is None:
-            self._unstored.append(output)
-            return self
-        if name in self._stored:
-            raise InvalidOperandError(
-                f"{self._stored[name][1]!r} and {node!r} are both stored to {name!r}: choose another name"
-            )
-        self._stored[name] = output, node
+        known, source = self._written.get(name, (output, None))
+        if node is not None and source is not None:
+            raise InvalidOperandError(f"{source!r} and {node!r} are both stored to {name!r}: choose another name")
+        self._written[name] = _merged(known, output, node) if source is None else _merged(output, known, source)
         return self
 
     def _declare(self, name: str, node: Node, inputs: tuple[str, ...] = ()) -> EvtBuilder:
@@ -311,18 +306,18 @@ class EvtBuilder:
 
     def _outputs(self) -> dict[str, tuple[Output, str]]:
         """The outputs by name, D included, each with what it was declared with, and with the name of its node."""
-        stored = dict(self._stored)
-        if RESULT not in stored:
-            if len(self._declared) > 1 and not self._chained:
-                raise InvalidOperandError(f"nothing is stored to {RESULT!r}, which is D: .output({RESULT!r}, node)")
-            stored[RESULT] = Output(RESULT, MATRIX, None), self._current
-        for output in self._unstored:
-            if output.name not in stored:
+        stored: dict[str, tuple[Output, str]] = {}
+        for name, (output, node) in ({RESULT: (Output(RESULT, MATRIX, None), None)} | self._written).items():
+            if node is not None:
+                stored[name] = output, node
+            elif name != RESULT:
                 raise InvalidOperandError(
-                    f"output {output.name!r} is declared, but nothing is stored to it: "
-                    f".output({output.name!r}, node), or remove it"
+                    f"output {name!r} is declared, but nothing is stored to it: .output({name!r}, node), or remove it"
                 )
-            stored[output.name] = _merged(output, *stored[output.name])
+            elif len(self._declared) > 1 and not self._chained:
+                raise InvalidOperandError(f"nothing is stored to {RESULT!r}, which is D: .output({RESULT!r}, node)")
+            else:
+                stored[RESULT] = output, self._current
         return stored
 
 
@@ -336,7 +331,7 @@ def _check_read(read: _Read, known: Node) -> None:
         raise InvalidOperandError(f"{known} is {dtype}, but {read.reader} reads it as {read.dtype.value}: give one")
 
 
-def _merged(declared: Output, stored: Output, node: str) -> tuple[Output, str]:
+def _merged(declared: Output, stored: Output, node: str | None) -> tuple[Output, str | None]:
     """A store with the element type that its output was declared with."""
     differ = declared.dtype is not None and stored.dtype not in (None, declared.dtype)
     if declared.kind != stored.kind or differ:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from .. import _core
 from ..arrays.numerics import AnyArray
@@ -30,9 +30,9 @@ class Product(Invocation):
 
     result: CutlassDtype
     math: str
-    epilogue: BoundEpilogue[Any] | None = None
+    epilogue: BoundEpilogue | None = None
 
-    def followed_by(self: ProductT, epilogue: BoundEpilogue[Any]) -> ProductT:  # noqa: PYI019 - Python 3.10 has no Self
+    def followed_by(self: ProductT, epilogue: BoundEpilogue) -> ProductT:  # noqa: PYI019 - Python 3.10 has no Self
         """The product with an epilogue, which has D and arrays of its own."""
         return replace(
             self,

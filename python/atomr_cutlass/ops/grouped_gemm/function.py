@@ -176,7 +176,7 @@ class _GroupedGemm(Product):
     extents: list[tuple[int, int, int]]
     labels: dict[str, tuple[str, ...]]
     divided: str | None
-    epilogue: BoundEpilogue[GroupedResult]
+    epilogue: BoundEpilogue
     scale_forms: dict[str, str]
     tree: EpilogueVisitorTree | None
 
@@ -299,7 +299,7 @@ def _parse(call: Call) -> Invocation:
         call=call,
         inputs={label: view for label, view in every.items() if label not in over.shapes} | epilogue.inputs,
         results={
-            label: Result(shape, epilogue.dtype.dlpack, outs.get(label), epilogue.outputs.get(label))
+            label: Result(shape, epilogue.dtype.dlpack, outs.get(label), every.get(label))
             for label, shape in over.shapes.items()
         },
         arrange=functools.partial(_arranged, traced, tuple(over.shapes)) if over.listed else traced.arranger,
@@ -357,11 +357,11 @@ def _groups_of(
     """
     listed = "a" in lists
     number = len(arrays["a"]) if listed else 0
-    over = GroupedResult(number, (), (), {*lists, RESULT} if listed else lists)
+    over = GroupedResult(number, (), {*lists, RESULT} if listed else lists)
     views = {name: over.view(array, name) for name, array in arrays.items()}
     if not listed:
         form, groups, extents, shape = _array_form(views)
-        return views, form, replace(over, number=groups, extents=[extents[:2]], members=[shape]), [extents]
+        return views, form, replace(over, number=groups, members=[shape]), [extents]
     every = []
     for index, (a, b) in enumerate(zip(views["a"], views["b"], strict=True)):
         for name, view in (("a", a), ("b", b)):
@@ -370,8 +370,7 @@ def _groups_of(
         if a.shape[1] != b.shape[0]:
             raise InvalidOperandError(f"a[{index}] has K = {a.shape[1]} (shape {a.shape}), b[{index}] has {b.shape[0]}")
         every.append((a.shape[0], b.shape[1], a.shape[1]))
-    matrices = [(m, n) for m, n, _ in every]
-    return views, LIST, replace(over, extents=matrices, members=matrices), every
+    return views, LIST, replace(over, members=[(m, n) for m, n, _ in every]), every
 
 
 def _array_form(views: dict[str, Views]) -> tuple[str, int, tuple[int, int, int], tuple[int, ...]]:

@@ -682,7 +682,7 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
     (lambda acc: acc.item(), "shapes, types and elements are not there"),
     (lambda acc: acc.add_(1), "values are not written in place: use what add returns"),
     (lambda acc: acc.erf(), ".erf of a traced value: the operations are those of atomr_cutlass.epilogue"),
-    (lambda acc: acc.clamp(0, 1, 2), ".clamp() of a traced value, too many positional arguments"),
+    (lambda acc: acc.clamp(0, 1, 2), ".clamp of a traced value, too many positional arguments"),
     (lambda acc: acc.clamp(), "give low, high or both"),
     (lambda acc: ep.leaky_relu(acc, acc), "the slope of leaky_relu is a Value: give a finite number"),
     (lambda acc: ep.clamp(acc, 0, math.inf), "the upper bound of clamp is inf"),

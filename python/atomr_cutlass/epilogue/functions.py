@@ -272,29 +272,22 @@ METHODS: Final[Mapping[str, Callable[..., Value]]] = {
 """Methods of tensors and arrays by name."""
 
 
-def method(value: Value, name: str) -> Callable[..., Value]:
-    """A value's method, refused where it has none of this name."""
-    if name not in METHODS:
-        raise refusal(f".{name} of a traced value", _cure(name))
-
-    return lambda *args, **kwargs: call(METHODS, name, f".{name}()", (value, *args), kwargs)
-
-
-def call(
-    table: Mapping[str, Callable[..., Value]], name: str, shown: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Value:
-    """Applies a function or method of a table, which messages call `shown`, to these arguments."""
+def foreign(table: Mapping[str, Callable[..., Value]], name: str, shown: str) -> Callable[..., Value]:
+    """A function or method of a table, which messages call `shown`; refused where there is none of this name."""
     function = table.get(name)
     if function is None:
         raise refusal(f"{shown} of a traced value", _cure(name))
-    given = dict(kwargs)
-    if given.pop("inplace", False) or given.pop("out", None) is not None:
-        raise refusal(f"{shown} in place", "leave inplace and out away, and use what it returns")
-    try:
-        _signature(function).bind(*args, **given)
-    except TypeError as error:
-        raise refusal(f"{shown} of a traced value, {error}", _cure(name)) from None
-    return function(*args, **given)
+
+    def call(*args: Any, **kwargs: Any) -> Value:
+        if kwargs.pop("inplace", False) or kwargs.pop("out", None) is not None:
+            raise refusal(f"{shown} in place", "leave inplace and out away, and use what it returns")
+        try:
+            _signature(function).bind(*args, **kwargs)
+        except TypeError as error:
+            raise refusal(f"{shown} of a traced value, {error}", _cure(name)) from None
+        return function(*args, **kwargs)
+
+    return call
 
 
 _signature: Final = functools.cache(inspect.signature)

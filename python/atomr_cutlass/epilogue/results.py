@@ -163,10 +163,9 @@ class ImageResult(MatrixResult):
     def as_matrix(self, name: str, shape: Shape, strides: Shape) -> Layout:
         """Extents and strides of an array as the tree sees it, for which its pixels have to be evenly spaced."""
         if shape == self.shape[:-1]:
-            shape, strides, last = (*shape, 1), (*strides, 1), False
-        elif len(shape) == len(self.shape):
-            last = True
-        else:
+            (pixels, _), (step, _) = self.as_matrix(name, (*shape, 1), (*strides, 1))
+            return (pixels,), (step,)
+        if len(shape) != len(self.shape):
             return shape, strides
         pixels = math.prod(shape[:-1])
         if pixels != 1 and shape[:-1] != self.shape[:-1]:
@@ -180,8 +179,7 @@ class ImageResult(MatrixResult):
                 f"{name} has strides {strides} (NHWC order): its pixels are not evenly spaced, as kernels read them; "
                 f"copy it, in PyTorch {name} = {name}.contiguous(memory_format=torch.channels_last)"
             )
-        step = pixel_strides(spec)[0]
-        return ((pixels, shape[-1]), (step, strides[-1])) if last else ((pixels,), (step,))
+        return (pixels, shape[-1]), (pixel_strides(spec)[0], strides[-1])
 
     def array_shape(self, operand: Input | Output) -> Shape:
         """The extents of the array for an operand; a column's are (N, P, Q, 1), of a reduction (N, P, Q)."""

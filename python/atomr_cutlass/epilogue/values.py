@@ -6,6 +6,7 @@ else is refused, with the line of the function that asks for it.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -166,29 +167,29 @@ class Value:
         if name.startswith("__"):  # protocols look up attributes that a class may lack
             raise AttributeError(name)
         # The functions are written with this class.
-        from .functions import method
+        from .functions import METHODS, foreign
 
-        return method(self, name)
+        return functools.partial(foreign(METHODS, name, f".{name}"), self)
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Value:
-        from .functions import TORCH, call
+        from .functions import TORCH, foreign
 
         name = str(getattr(func, "__name__", func))
-        return call(TORCH, name, f"torch's {name}", args, kwargs or {})
+        return foreign(TORCH, name, f"torch's {name}")(*args, **(kwargs or {}))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Value:
-        from .functions import NUMPY, call
+        from .functions import NUMPY, foreign
 
         name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
-        return call(NUMPY, name, f"numpy.{name}", inputs, kwargs)
+        return foreign(NUMPY, name, f"numpy.{name}")(*inputs, **kwargs)
 
     def __array_function__(self, func: Any, types: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
-        from .functions import NUMPY, call
+        from .functions import NUMPY, foreign
 
-        return call(NUMPY, func.__name__, f"numpy.{func.__name__}", args, kwargs)
+        return foreign(NUMPY, func.__name__, f"numpy.{func.__name__}")(*args, **kwargs)
 
 
 @dataclass(frozen=True, eq=False)

@@ -264,7 +264,7 @@ REFUSED: list[tuple[Callable[[], EvtBuilder], str]] = [
     (lambda: EvtBuilder().constant("x", np.ones(2)).binary("add", "x"), "constant 'x': value is a ndarray"),
     (
         lambda: EvtBuilder().node("a", "add", "acc", 2.0),
-        "node 'a' has 2.0 where a name is expected: nodes are given by name, numbers by .constant",
+        "an input of node 'a' is 2.0; expected a name: nodes are given by name, numbers by .constant",
     ),
     (lambda: EvtBuilder().output("aux", dtype="f16"), "output 'aux' is declared, but nothing is stored to it"),
     (lambda: EvtBuilder().input("x", "row").node("y", "add", "acc", "x"), "nothing is stored to 'out', which is D"),

@@ -89,24 +89,18 @@ class EvtBuilder:
             inputs: names of nodes.
             attributes: the operation's numbers by name.
         """
-        expect(op, str, f"operation of node {shown(name)}", "a name")
+        label = f"node {shown(name)}"
+        expect(op, str, f"operation of {label}", "a name")
         for value in inputs:
-            if not isinstance(value, str):
-                raise InvalidOperandError(
-                    f"node {shown(name)} has {shown(value)} where a name is expected: nodes are given by name, numbers "
-                    "by .constant"
-                )
+            expect(value, str, f"an input of {label}", "a name: nodes are given by name, numbers by .constant")
         if op not in OPS and op != "cast":
-            raise InvalidOperandError(f"node {shown(name)} has unknown operation {op!r}; valid: {', '.join(OPS)}, cast")
+            raise InvalidOperandError(f"{label} has unknown operation {op!r}; valid: {', '.join(OPS)}, cast")
         if op == "leaky_relu":
             attributes = {"slope": LEAKY_SLOPE, **attributes}
         expected = OPS[op].attributes if op in OPS else ("dtype",)
         if set(attributes) != set(expected):
-            raise InvalidOperandError(
-                f"node {shown(name)}: {op} takes {', '.join(expected) or 'no numbers'}; given are "
-                f"{', '.join(attributes) or 'none'}"
-            )
-        label = f"node {shown(name)}"
+            takes = ", ".join(expected) or "no numbers"
+            raise InvalidOperandError(f"{label}: {op} takes {takes}; given are {', '.join(attributes) or 'none'}")
         values: tuple[str | float, ...]
         if op == "cast":
             values = (element_type(attributes["dtype"], label).value,)
@@ -217,10 +211,8 @@ class EvtBuilder:
         for output, name in stored.values():
             if name not in declared:
                 raise InvalidOperandError(f"{name!r} is stored to {output.name!r}, but not declared: add the node")
-        used = {ACCUMULATOR, *(name for _, name in stored.values())}
-        for name in reversed(order):
-            if name in used:
-                used.update(declared[name].inputs)
+        read = (name for _, inputs in declared.values() for name in inputs)
+        used = {ACCUMULATOR, *read, *(name for _, name in stored.values())}
         for name in declared:
             if name not in used:
                 unread = declared[name].node

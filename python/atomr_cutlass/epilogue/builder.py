@@ -67,10 +67,6 @@ class EvtBuilder:
         self._current = ACCUMULATOR
         self._chained = False
 
-    # ------------------------------------------------------------------------------------------------------------------
-    # Graph
-    # ------------------------------------------------------------------------------------------------------------------
-
     def input(self, name: str, kind: str, dtype: Any = None) -> EvtBuilder:
         """An operand: `scalar`, `row` (N,), `column` (M,), `matrix` (M, N) or `mask`, which has no dtype."""
         expect(kind, str, f"kind of operand {shown(name)}", "a name")
@@ -132,10 +128,6 @@ class EvtBuilder:
         expect(node, str, f"node of output {shown(name)}", "a name")
         return self._write(name, node, kind, None, reduction)
 
-    # ------------------------------------------------------------------------------------------------------------------
-    # Chain
-    # ------------------------------------------------------------------------------------------------------------------
-
     def scale(self, by: str | float) -> EvtBuilder:
         """Times a number, a node, or an operand of one element."""
         return self._then("multiply", self._current, self._read("scale", by, default_kind=SCALAR))
@@ -196,8 +188,6 @@ class EvtBuilder:
     def cast(self, dtype: Any) -> EvtBuilder:
         """Rounds to an element type; as the last step, it is D's."""
         return self._then("cast", self._current, dtype=dtype)
-
-    # ------------------------------------------------------------------------------------------------------------------
 
     def build(self) -> EpilogueVisitorTree:
         """The tree.

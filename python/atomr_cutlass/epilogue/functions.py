@@ -61,11 +61,6 @@ def _stored(name: str, kind: str, reduction: str, doc: str) -> _Stored:
     return _named(call, name, doc)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Operations on values
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def relu(x: Operable) -> Value:
     """0 where x < 0, else x."""
     return apply("relu", x)
@@ -150,10 +145,6 @@ def cast(x: Operable, dtype: Any) -> Value:
     return apply("cast", x, attributes=(element_type(dtype, f"{location()}: cast").value,))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Results that are returned beside values
-# ----------------------------------------------------------------------------------------------------------------------
-
 mask = _stored("mask", MASK, "", "Stores x != 0 as bits, eight to a byte along N: (..., M, ceil(N / 8)) of uint8.")
 row_sum = _stored("row_sum", ROW, "sum", "The sum over M: (..., N).")
 row_max = _stored("row_max", ROW, "max", "The maximum over M: (..., N).")
@@ -165,10 +156,6 @@ total_sum = _stored("total_sum", SCALAR, "sum", "The sum of everything, batches 
 total_max = _stored("total_max", SCALAR, "max", "The maximum of everything, batches included: (1,).")
 total_amax = _stored("total_amax", SCALAR, "amax", "The largest magnitude of everything, batches included: (1,).")
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Functions of PyTorch and NumPy, and methods of arrays
-# ----------------------------------------------------------------------------------------------------------------------
 
 _REDUCTIONS: Final = frozenset(
     {"sum", "max", "min", "amax", "amin", "mean", "norm", "reduce", "softmax", "log_softmax"}

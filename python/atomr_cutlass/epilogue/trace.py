@@ -36,10 +36,6 @@ SINGLE, TUPLE, DICT = "single", "tuple", "dict"
 _SAME_ALONG = {ROW: (ROW, SCALAR), COLUMN: (COLUMN, SCALAR), SCALAR: (SCALAR,)}
 """The kinds of values that do not vary along the dimensions that a reduction to a kind covers."""
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Operands
-# ----------------------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Operand:
@@ -122,11 +118,6 @@ def operand_of(shape: tuple[int, ...], m: int, n: int, dtype: Any, name: str) ->
     raise InvalidOperandError(f"{name} has shape {shape}; {cure}")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Trees
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def input_node(name: str, kind: str, dtype: CutlassDtype | None) -> Node:
     """The node of an operand; a mask has no dtype."""
     return Node("input", (), (name, kind, MASK if kind == MASK or dtype is None else dtype.value))
@@ -162,11 +153,6 @@ def tree_of(
                 f"{output.kind}: there is nothing to reduce; reduce what depends on the accumulator or on a matrix"
             )
     return made
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Functions
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,6 @@ _NO_PLACE: Final = "values have no shape and no elements; reductions are row_sum
 _AS_OPERAND: Final = "make it a parameter of the function, and give the array under its name in the call"
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Refusals, numbers and element types
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def location() -> str:
     """`file:line` of the innermost frame that is neither this package's nor of a library that calls it."""
     frame = inspect.currentframe()
@@ -96,11 +91,6 @@ def _name(dtype: Any) -> str:
     except (TypeError, ValueError):
         return shown(dtype)
     return str(known.name if known.isnative else known.str)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Values
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)

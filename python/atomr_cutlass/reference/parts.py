@@ -77,11 +77,6 @@ def add_terms(
     return product if activation is None else ACTIVATIONS[activation](product)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Checks
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def element_type(name: str, operand: AnyArray) -> CutlassDtype:
     """The element type of an operand."""
     dtype = from_numpy_dtype(operand.dtype)
@@ -118,10 +113,6 @@ def check_bias(bias: AnyArray | None, extent: int, axis: str = "column") -> None
         if bias.shape != (extent,):
             raise InvalidOperandError(f"bias has shape {bias.shape}; expected {(extent,)}, one value a {axis}")
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Scales
-# ----------------------------------------------------------------------------------------------------------------------
 
 Scale: TypeAlias = float | AnyArray
 """A scale factor: one number, or an array with one for each row of A (column of B) or for each block of it."""
@@ -244,10 +235,6 @@ def _spread(operand: FloatArray, scale: OperandScale, along: int) -> FloatArray:
     rows, columns = operand.shape[-2:]
     return operand * np.repeat(scale.blocks, VECTOR[scale.kind], axis=along)[..., :rows, :columns]
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Tolerances
-# ----------------------------------------------------------------------------------------------------------------------
 
 _FP8_PROMOTION_K: Final = 128
 

@@ -140,7 +140,7 @@ def assert_served(arch: SmArch, **call: Any) -> None:
         )
         for one in epilogue.tree.outputs
     }
-    fusion = epilogue.fusion({**epilogue.inputs, **written})
+    fusion = epilogue.result.fusion(epilogue.tree, {**epilogue.inputs, **written})
 
     def spec(view: Any) -> MatrixSpec:
         # As a framework allocates it.

@@ -21,7 +21,6 @@ from ..generator.epilogue.common import bias_and_activation
 from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree, Output
 from ..pipeline import call as calls
 from ..reference.tree import evaluate as evaluate_tree
-from .bound import Fusion
 from .results import GroupedResult, MatrixResult
 from .trace import Traced, trace
 
@@ -61,11 +60,6 @@ class BoundEpilogue:
             for name, (shape, element) in written.items()
         }
 
-    def fusion(self, views: Mapping[str, _core.Operand]) -> Fusion:
-        """The tree as part of a problem; `views` has those of all its operands, by name."""
-        fusion: Fusion = self.result.fusion(self.tree, views)
-        return fusion
-
     def evaluate(
         self, acc: FloatArray, fetch: Callable[[_core.Operand], AnyArray], *, scale_d: float | None
     ) -> dict[str, AnyArray]:
@@ -75,8 +69,8 @@ class BoundEpilogue:
             for name, view in self.inputs.items()
         }
         found = evaluate_tree(self.tree, acc.reshape(self.result.matrix), read, out_dtype=self.dtype, scale_d=scale_d)
-        shapes = {output.name: self.result.array_shape(output) for output in self.tree.outputs}
-        return {name: values.reshape(shapes.get(name, self.result.shape)) for name, values in found.items()}
+        results = self.results()
+        return {name: values.reshape(results[name].shape) for name, values in found.items()}
 
 
 def bind(

@@ -14,6 +14,7 @@ from ..pipeline.call import Invocation
 
 if TYPE_CHECKING:
     from ..epilogue.bind import BoundEpilogue
+    from ..epilogue.bound import Fusion
 
 ProductT = TypeVar("ProductT", bound="Product")
 
@@ -42,6 +43,13 @@ class Product(Invocation):
             result=epilogue.dtype,
             epilogue=epilogue,
         )
+
+    def fusion(self, views: Mapping[str, _core.Operand]) -> Fusion | None:
+        """What follows as part of a problem, of views of all its operands by name."""
+        if self.epilogue is None:
+            return None
+        fusion: Fusion = self.epilogue.result.fusion(self.epilogue.tree, views)
+        return fusion
 
     def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:
         """Writes the reductions of nothing, in the order of a stream."""

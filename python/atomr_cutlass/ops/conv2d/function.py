@@ -268,7 +268,7 @@ class _Convolution(Product):
             return found
 
         a, b, c = spec("a"), spec("b"), None if self.call.c is None else spec("c")
-        fusion, device = None if self.epilogue is None else self.epilogue.fusion(views), views["a"].device
+        fusion, device = self.fusion(views), views["a"].device
         problem = ConvProblem(self.own.op, self.geometry, a, b, c, spec(RESULT), self.math, device, fusion=fusion)
         return make(problem, layout=self.own.layout, like=like, stream=stream, **self.call.planning)
 

@@ -18,7 +18,7 @@ from ..checks import NUMBERS
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.common import bias_and_activation
-from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree, Output
+from ..generator.epilogue.tree import MATRIX, RESULT, EpilogueVisitorTree, Output
 from ..pipeline import call as calls
 from ..reference.tree import evaluate as evaluate_tree
 from .results import GroupedResult, MatrixResult
@@ -50,15 +50,11 @@ class BoundEpilogue:
 
     def results(self) -> dict[str, calls.Result]:
         """The arrays that are written, by name; D comes last."""
-        written = {
-            output.name: (self.result.array_shape(output), BYTE if output.dtype is None else output.dtype.dlpack)
-            for output in self.tree.outputs
-        }
-        written[RESULT] = (self.result.shape, self.dtype.dlpack)
-        return {
-            name: calls.Result(shape, element, *self.outputs.get(name, ()))
-            for name, (shape, element) in written.items()
-        }
+        results = {}
+        for output in (*self.tree.outputs, Output(RESULT, MATRIX, self.dtype)):
+            shape, element = self.result.array_shape(output), BYTE if output.dtype is None else output.dtype.dlpack
+            results[output.name] = calls.Result(shape, element, *self.outputs.get(output.name, ()))
+        return results
 
     def evaluate(
         self, acc: FloatArray, fetch: Callable[[_core.Operand], AnyArray], *, scale_d: float | None

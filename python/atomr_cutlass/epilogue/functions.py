@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.ops import LEAKY_SLOPE, OPS
@@ -25,10 +25,6 @@ __all__ = [
 ]  # fmt: skip
 
 Operable: TypeAlias = Value | float
-
-
-class _Stored(Protocol):
-    def __call__(self, x: Value) -> Stored: ...
 
 
 _P = ParamSpec("_P")
@@ -52,7 +48,7 @@ def _like(function: Callable[_P, Value], op: str, doc: str) -> Callable[_P, Valu
     return _named(call, op, doc)
 
 
-def _stored(name: str, kind: str, reduction: str, doc: str) -> _Stored:
+def _stored(name: str, kind: str, reduction: str, doc: str) -> Callable[[Value], Stored]:
     def call(x: Value) -> Stored:
         if not isinstance(x, Value):
             raise refusal(f"{name} of a {type(x).__name__}", "give it a traced value")
@@ -259,9 +255,12 @@ METHODS: Final[Mapping[str, Callable[..., Value]]] = {
 """Methods of tensors and arrays by name."""
 
 
-def foreign(table: Mapping[str, Callable[..., Value]], name: str, shown: str) -> Callable[..., Value]:
-    """A function or method of a table, which messages call `shown`; refused where there is none of this name."""
-    function = table.get(name)
+_OWNERS: Final = {".": METHODS, "torch's ": TORCH, "numpy.": NUMPY}
+
+
+def foreign(owner: str, name: str) -> Callable[..., Value]:
+    """A function or method of one of _OWNERS; refused where there is none of this name."""
+    function, shown = _OWNERS[owner].get(name), owner + name
     if function is None:
         raise refusal(f"{shown} of a traced value", _cure(name))
 

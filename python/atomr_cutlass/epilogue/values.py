@@ -108,6 +108,12 @@ def _operators(op: str) -> tuple[Operator, Operator]:
     return lambda value, other: apply(op, value, other), lambda value, other: apply(op, other, value)
 
 
+def _foreign(owner: str, name: str) -> Callable[..., Value]:
+    from .functions import foreign  # which are written with values
+
+    return foreign(owner, name)
+
+
 class Value:
     """A value of a traced function.
 
@@ -156,30 +162,20 @@ class Value:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # protocols look up attributes that a class may lack
             raise AttributeError(name)
-        # The functions are written with this class.
-        from .functions import METHODS, foreign
-
-        return functools.partial(foreign(METHODS, name, f".{name}"), self)
+        return functools.partial(_foreign(".", name), self)
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Value:
-        from .functions import TORCH, foreign
-
-        name = str(getattr(func, "__name__", func))
-        return foreign(TORCH, name, f"torch's {name}")(*args, **(kwargs or {}))
+        return _foreign("torch's ", str(getattr(func, "__name__", func)))(*args, **(kwargs or {}))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Value:
-        from .functions import NUMPY, foreign
-
         name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
-        return foreign(NUMPY, name, f"numpy.{name}")(*inputs, **kwargs)
+        return _foreign("numpy.", name)(*inputs, **kwargs)
 
     def __array_function__(self, func: Any, types: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
-        from .functions import NUMPY, foreign
-
-        return foreign(NUMPY, func.__name__, f"numpy.{func.__name__}")(*args, **kwargs)
+        return _foreign("numpy.", func.__name__)(*args, **kwargs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,8 +212,8 @@ def _constant(x: object, op: str) -> Node:
     return Node("constant", (), (finite(x, lambda given: refusal(f"{op} of {given}", cure)),))
 
 
-def _refuse(kind: type, names: str, problem: str, cure: str) -> None:
-    """Makes a class refuse these special methods; `{}` in the problem stands for the name."""
+def _refuse(names: str, problem: str, cure: str, kind: type = Value) -> None:
+    """Makes values refuse these special methods; `{}` in the problem stands for the name."""
     for name in names.split():
 
         def method(*_: object, name: str = name) -> NoReturn:
@@ -226,42 +222,38 @@ def _refuse(kind: type, names: str, problem: str, cure: str) -> None:
         setattr(kind, f"__{name}__", method)
 
 
-_refuse(Value, "bool", "the truth of a traced value, which is another for each element", _CHOOSE)
+_refuse("bool", "the truth of a traced value, which is another for each element", _CHOOSE)
 _refuse(
-    Value,
     "float int complex round trunc floor ceil index",
     "{}() of a traced value, which is no number yet",
     "compute with it: exp(x) of atomr_cutlass.epilogue for math.exp(x)",
 )
-_refuse(Value, "len iter reversed getitem contains array", "{} of a traced value", _NO_PLACE)
+_refuse("len iter reversed getitem contains array", "{} of a traced value", _NO_PLACE)
 _refuse(
-    Value,
     "setitem delitem setattr delattr",
     "assignment into a traced value",
     "use where(condition, x, y), and a variable of its own",
 )
 # In PyTorch they write through every name of a tensor; a refused operation cannot mean something else here.
 _refuse(
-    Value,
     "iadd isub imul itruediv ipow ifloordiv imod imatmul iand ior ixor ilshift irshift",
     "{} on a traced value, which is not written in place",
     "write x = x + y for x += y",
 )
-_refuse(Value, "and rand", "& of traced values", "multiply the conditions: (x > 0) * (y > 0)")
-_refuse(Value, "or ror", "| of traced values", "take the larger condition: maximum(x > 0, y > 0)")
-_refuse(Value, "xor rxor", "^ of traced values", "compare the conditions: (x > 0) != (y > 0)")
-_refuse(Value, "invert", "~ of a traced value", "compare the condition with 0: condition == 0")
-_refuse(Value, "matmul rmatmul", "@ of a traced value", "the product is the accumulator; another one is another call")
-_refuse(Value, "rpow", "a traced value as an exponent", "write exp(x * log(base)) for base ** x")
+_refuse("and rand", "& of traced values", "multiply the conditions: (x > 0) * (y > 0)")
+_refuse("or ror", "| of traced values", "take the larger condition: maximum(x > 0, y > 0)")
+_refuse("xor rxor", "^ of traced values", "compare the conditions: (x > 0) != (y > 0)")
+_refuse("invert", "~ of a traced value", "compare the condition with 0: condition == 0")
+_refuse("matmul rmatmul", "@ of a traced value", "the product is the accumulator; another one is another call")
+_refuse("rpow", "a traced value as an exponent", "write exp(x * log(base)) for base ** x")
 _refuse(
-    Value,
     "floordiv rfloordiv mod rmod divmod rdivmod lshift rlshift rshift rrshift",
     "{} of a traced value",
     "the operations are those of atomr_cutlass.epilogue",
 )
 _refuse(
-    Stored,
     "add radd sub rsub mul rmul truediv rtruediv pow rpow neg pos abs lt le gt ge bool float int len iter getitem",
     "{} of a reduction or of bits, which are there once all is computed",
     "only return them",
+    Stored,
 )

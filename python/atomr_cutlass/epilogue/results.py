@@ -103,10 +103,9 @@ class MatrixResult:
     ) -> None:
         """Refuses results that share memory with each other or with an operand; `out` is among those of the product."""
         # D may be in the place of a matrix or of C: each element is read before it is written.
-        outputs = [output.name for output in tree.outputs if output.name in views]
-        written = {name: views[name] for name in outputs}
-        written |= {RESULT: product[RESULT]} if RESULT in product else {}
-        read = {name: view for name, view in {**product, **views}.items() if name not in written}
+        every, outputs = {**product, **views}, [*(output.name for output in tree.outputs), RESULT]
+        written = {name: every[name] for name in outputs if name in every}
+        read = {name: view for name, view in every.items() if name not in written}
         check_apart(written, read, ("c", *(operand.name for operand in tree.inputs if operand.kind == MATRIX)))
 
     def fusion(self, tree: EpilogueVisitorTree, arrays: Mapping[str, _core.Operand | MatrixSpec]) -> Fusion:

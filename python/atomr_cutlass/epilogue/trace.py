@@ -303,19 +303,17 @@ def _written(name: object, result: object, title: str, scope: Scope) -> tuple[Ou
     """The output that a function returns, and what is written to it."""
     if not isinstance(name, str):
         raise InvalidOperandError(f"{title} returns a result under {name!r}; expected a name")
-    if isinstance(result, Stored) and name == RESULT:
-        raise InvalidOperandError(
-            f"{title} returns a {result.reduction or result.kind} as D; D is a value: return it first, or as {RESULT!r}"
-        )
-    if not isinstance(result, (Value, Stored)):
+    stored = Stored(result, MATRIX) if isinstance(result, Value) else result
+    if not isinstance(stored, Stored):
         raise InvalidOperandError(
             f"{title} returns a {type(result).__name__} as {name!r}; expected what is computed from its parameters"
         )
-    value = result if isinstance(result, Value) else result.value
-    if value.scope is not scope:
+    if name == RESULT and stored.kind != MATRIX:
+        raise InvalidOperandError(
+            f"{title} returns a {stored.reduction or stored.kind} as D; D is a value: return it first, or as {RESULT!r}"
+        )
+    if stored.value.scope is not scope:
         raise UnsupportedError(
             f"{title} returns a value kept from another trace as {name!r}; compute it from its own parameters"
         )
-    if isinstance(result, Stored):
-        return Output(name, result.kind, None, result.reduction), value.node
-    return Output(name, MATRIX, None), value.node
+    return Output(name, stored.kind, None, stored.reduction), stored.value.node

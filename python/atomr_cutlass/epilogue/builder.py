@@ -41,7 +41,7 @@ class _Read(NamedTuple):
     name: str
     kind: str | None
     dtype: CutlassDtype | None
-    default_kind: str | None
+    default: str | None
 
 
 class EvtBuilder:
@@ -130,7 +130,7 @@ class EvtBuilder:
 
     def scale(self, by: str | float) -> EvtBuilder:
         """Times a number, a node, or an operand of one element."""
-        return self._then("multiply", self._current, self._read("scale", by, default_kind=SCALAR))
+        return self._then("multiply", self._current, self._read("scale", by, None, None, default=SCALAR))
 
     def add_bias(self, name: str = "bias", axis: str = ROW, dtype: Any = None) -> EvtBuilder:
         """Plus a vector: (N,) for `row`, added to every row, or (M,) for `column`."""
@@ -144,7 +144,7 @@ class EvtBuilder:
         expect(name, str, "name of a matrix", "a name")
         term = self._read("add_matrix", name, MATRIX, dtype)
         if not isinstance(scale, NUMBERS) or scale != 1.0:
-            term = self._step("multiply", term, self._read("add_matrix", scale, default_kind=SCALAR))
+            term = self._step("multiply", term, self._read("add_matrix", scale, None, None, default=SCALAR))
         return self._then("add", self._current, term)
 
     def activation(self, name: str, **attributes: Any) -> EvtBuilder:
@@ -257,29 +257,21 @@ class EvtBuilder:
         self._chained = True
         return self
 
-    def _read(
-        self,
-        reader: str,
-        source: str | float,
-        kind: str | None = None,
-        dtype: Any = None,
-        *,
-        default_kind: str | None = None,
-    ) -> str:
+    def _read(self, reader: str, source: str | float, kind: str | None, dtype: Any, default: str | None = None) -> str:
         """The name of a step's operand; declares a constant if it is a number."""
         if not isinstance(source, str):
             name = self._name()
             self.constant(name, source)
             return name
         element = None if dtype is None else element_type(dtype, f"input {source!r}")
-        self._reads.append(_Read(reader, source, kind, element, default_kind))
+        self._reads.append(_Read(reader, source, kind, element, default))
         return source
 
     def _operands(self) -> dict[str, _Declared]:
         """All declarations by name, with those of operands that steps of the chain name first."""
         declared = dict(self._declared)
         for read in self._reads:
-            kind = read.kind or read.default_kind
+            kind = read.kind or read.default
             if read.name not in declared and kind is not None:
                 declared[read.name] = _Declared(self._operand(read.name, kind, read.dtype))
             elif read.name in declared and declared[read.name].node.op == "input":

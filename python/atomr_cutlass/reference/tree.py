@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +30,14 @@ from ..generator.epilogue.tree import (
 from ..pipeline.problem import broadcasts_to
 from .parts import ACTIVATIONS, element_type, erfc
 
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
 _sigmoid: Final = ACTIVATIONS["sigmoid"]
 
 COMPARISONS: Final = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 
 
-def _number(compare: Callable[..., npt.NDArray[np.bool_]]) -> Callable[..., FloatArray]:
+def _number(compare: Callable[..., BoolArray]) -> Callable[..., FloatArray]:
     return lambda x, y: compare(x, y).astype(np.float64)
 
 

@@ -21,7 +21,7 @@ from ..generator.epilogue.lower import is_narrow
 from ..generator.epilogue.ops import GRADIENT_OPS
 from ..generator.epilogue.tree import ACCUMULATOR, RESULT, EpilogueVisitorTree, Node, Output
 from ..pipeline.problem import broadcasts_to
-from .tree import COMPARISONS, apply, computes_in_double, evaluate, reduced, reduced_axes, values_of
+from .tree import COMPARISONS, BoolArray, apply, computes_in_double, evaluate, reduced, reduced_axes, values_of
 
 _EXACT: Final = frozenset({"negate", "absolute", "maximum", "minimum", "relu", "clamp", "cast"})
 """Operations without a rounding of their own."""
@@ -345,12 +345,7 @@ def differing(name: str, have: AnyArray, want: AnyArray, bound: FloatArray) -> d
     return found
 
 
-def _choice(
-    first: npt.NDArray[np.bool_],
-    either: npt.NDArray[np.bool_],
-    values: list[FloatArray],
-    errors: list[FloatArray],
-) -> FloatArray:
+def _choice(first: BoolArray, either: BoolArray, values: list[FloatArray], errors: list[FloatArray]) -> FloatArray:
     """The error of one of two values, where it may be either one of which."""
     chosen = np.where(first, *errors)
     other = _distance(*values) + np.where(first, errors[1], errors[0])
@@ -364,9 +359,9 @@ def _after_rounding(value: FloatArray, error: FloatArray, dtype: CutlassDtype) -
     return np.where(np.isinf(error), np.inf, bound)
 
 
-def _reaches(distance: FloatArray, error: FloatArray) -> npt.NDArray[np.bool_]:
+def _reaches(distance: FloatArray, error: FloatArray) -> BoolArray:
     """Where an error may change which side of a step a value is on."""
-    reaches: npt.NDArray[np.bool_] = ((error > 0.0) & (distance <= error)) | np.isinf(error)
+    reaches: BoolArray = ((error > 0.0) & (distance <= error)) | np.isinf(error)
     return reaches
 
 

@@ -281,6 +281,7 @@ REFUSED: list[tuple[Callable[[], EvtBuilder], str]] = [
         lambda: EvtBuilder().output("x", dtype="f16").aux_store("x", "bf16"),
         "output 'x' is declared as matrix f16, but 'acc' is stored to it as matrix bf16: give one",
     ),
+    (lambda: EvtBuilder().output("x", dtype="f16").output("x", dtype="bf16"), "as matrix f16, but declared again as"),
     (lambda: EvtBuilder().output("x").reduce("x", "row"), "declared as matrix, but 'acc' is stored to it as sum row"),
     (lambda: EvtBuilder().output("x", "acc", kind="mask", dtype="i8"), "output 'x' is a mask of bits: leave its dtype"),
     (lambda: EvtBuilder().output("x", "acc", kind="row"), "output 'x' is a 'row'; stored are matrix and mask"),

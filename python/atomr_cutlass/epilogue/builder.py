@@ -313,9 +313,10 @@ def _merged(declared: Output, stored: Output, node: str | None) -> tuple[Output,
             " ".join(filter(None, [output.reduction, output.kind, output.dtype and output.dtype.value]))
             for output in (declared, stored)
         ]
+        other = "declared again" if node is None else f"{node!r} is stored to it"
         raise InvalidOperandError(
-            f"output {stored.name!r} is declared as {forms[0]}, but {node!r} is stored to it as {forms[1]}: "
-            "give one, or leave the declaration out"
+            f"output {stored.name!r} is declared as {forms[0]}, but {other} as {forms[1]}: give one, or leave the "
+            "declaration out"
         )
     return replace(stored, dtype=stored.dtype or declared.dtype), node
 

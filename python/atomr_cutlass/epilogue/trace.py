@@ -28,7 +28,7 @@ from ..generator.epilogue.tree import (
     Node,
     Output,
 )
-from .values import Scope, Stored, Value, element_type, finite, is_byte
+from .values import Scope, Stored, Value, element_name, element_type, finite
 
 SINGLE, TUPLE, DICT = "single", "tuple", "dict"
 """How a function returns its results."""
@@ -104,7 +104,7 @@ def operand_of(shape: tuple[int, ...], m: int, n: int, dtype: Any, name: str) ->
     Raises:
         InvalidOperandError: another shape or element type.
     """
-    bits = is_byte(dtype)
+    bits = element_name(dtype) == "uint8"
     kinds = readings(shape, m, n, bits=bits)
     if kinds and not (kinds[0] == COLUMN and len(shape) == 1):
         return Operand(kinds[0], None if bits else element_type(dtype, name))

@@ -68,18 +68,13 @@ def element_type(dtype: Any, label: str) -> CutlassDtype:
     It is a CutlassDtype, a name such as `bf16`, a dtype of NumPy, ml_dtypes or PyTorch, or DLPack's (type code, bits).
     """
     try:
-        return CutlassDtype.parse(_name(dtype))
+        return CutlassDtype.parse(element_name(dtype))
     except InvalidOperandError as error:
         raise InvalidOperandError(f"{label}: {error}") from None
 
 
-def is_byte(dtype: Any) -> bool:
-    """Whether `dtype`, given as to `element_type`, names plain bytes, which masks lie in."""
-    return _name(dtype) == "uint8"
-
-
-def _name(dtype: Any) -> str:
-    """The name of an element type, or what else is given in words."""
+def element_name(dtype: Any) -> str:
+    """The name of an element type given so, `uint8` of the bytes that masks lie in, or what else is given in words."""
     if isinstance(dtype, CutlassDtype):
         return dtype.value
     if dtype is None or isinstance(dtype, str) or type(dtype).__module__.partition(".")[0] == "torch":
@@ -114,6 +109,7 @@ def _foreign(owner: str, name: str) -> Callable[..., Value]:
     return foreign(owner, name)
 
 
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Value:
     """A value of a traced function.
 
@@ -121,14 +117,8 @@ class Value:
     PyTorch and NumPy that mean the same, as functions or as methods. Comparisons give 1 or 0.
     """
 
-    __slots__ = ("node", "scope")
-
     node: Node
     scope: Scope
-
-    def __init__(self, node: Node, scope: Scope) -> None:
-        object.__setattr__(self, "node", node)
-        object.__setattr__(self, "scope", scope)
 
     def __repr__(self) -> str:
         return f"<Value {self.node}>"

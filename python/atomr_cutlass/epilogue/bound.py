@@ -182,15 +182,10 @@ class FusedOperands:
             written = operand in outputs
             size = operand.dtype.bits // 8
             shape, strides = operand.slot or (operand.shape, operand.strides)
-            place = steps.slot(
-                operand.name,
-                shape,
-                strides,
-                operand.element,
-                alignment=size * key.align_d if number == source else size,
-                # D may overwrite a matrix, since that is read before D is written.
-                role="output" if written else "source" if operand.kind == MATRIX else "input",
-            )
+            alignment = size * key.align_d if number == source else size
+            # D may overwrite a matrix, since that is read before D is written.
+            role = "output" if written else "source" if operand.kind == MATRIX else "input"
+            place = steps.slot(operand.name, shape, strides, operand.element, alignment=alignment, role=role)
             self._places.append(place)
             if written and (operand.reduction or (operand.kind == MASK and clear_masks)):
                 if not is_dense(operand.shape, operand.strides):

@@ -19,6 +19,7 @@ from ..pipeline.call import SCALES, Call, Invocation, Result
 
 if TYPE_CHECKING:
     from ..epilogue.bind import BoundEpilogue
+    from ..epilogue.bound import Fusion
 
 ProductT = TypeVar("ProductT", bound="Product")
 
@@ -35,7 +36,7 @@ class Product(Invocation):
 
     result: CutlassDtype
     math: str
-    epilogue: BoundEpilogue[Any] | None = None
+    epilogue: BoundEpilogue | None = None
 
     @classmethod
     def of(  # noqa: PYI019 - Python 3.10 has no Self
@@ -58,7 +59,7 @@ class Product(Invocation):
         results[RESULT] = Result(shape, result.dlpack, call.out, views.get(RESULT))
         return cls(call=call, inputs=inputs, results=results, result=result, math=mode, **own)
 
-    def followed_by(self: ProductT, epilogue: BoundEpilogue[Any]) -> ProductT:  # noqa: PYI019 - as above
+    def followed_by(self: ProductT, epilogue: BoundEpilogue) -> ProductT:  # noqa: PYI019 - as above
         """The product with an epilogue, which has D and arrays of its own."""
         return replace(
             self,
@@ -68,6 +69,13 @@ class Product(Invocation):
             result=epilogue.dtype,
             epilogue=epilogue,
         )
+
+    def fusion(self, views: Mapping[str, _core.Operand]) -> Fusion | None:
+        """What follows as part of a problem, of views of all its operands by name."""
+        if self.epilogue is None:
+            return None
+        fusion: Fusion = self.epilogue.result.fusion(self.epilogue.tree, views)
+        return fusion
 
     def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:
         """Writes what the epilogue reduces of nothing."""

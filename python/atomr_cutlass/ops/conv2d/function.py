@@ -266,7 +266,7 @@ class _Convolution(Product):
         specs = {name: MatrixSpec.of(views[name], name) for name in own}
         for name, spec in specs.items():
             check_channels(name, spec)
-        fusion, device = None if self.epilogue is None else self.epilogue.fusion(views), views["a"].device
+        fusion, device = self.fusion(views), views["a"].device
         a, b, c, d = specs["a"], specs["b"], specs.get("c"), specs[RESULT]
         problem = ConvProblem(self.own.op, self.geometry, a, b, c, d, self.math, device, fusion=fusion)
         return make(problem, layout=self.own.layout, like=like, stream=stream, **self.call.planning)

@@ -143,9 +143,8 @@ class _Gemm(Product):
         if alpha == 0 and not follows and self.dtypes[0] is not fp4.FP4:
             # BLAS: A and B are not read, and so neither are their scales.
             own = {name: view for name, view in own.items() if name not in SCALES}
-        fusion = None if self.epilogue is None else self.epilogue.fusion(views)
         how = self.call.planning | {"alpha": alpha, "beta": beta, "of_call": True}
-        return make(problem, scales_of(problem, own), fusion, like=like, stream=stream, **how)
+        return make(problem, scales_of(problem, own), self.fusion(views), like=like, stream=stream, **how)
 
     def uploaded(self) -> dict[str, _core.Operand]:
         columns = self.dtypes[0].bits <= 8  # kernels want B contiguous along K

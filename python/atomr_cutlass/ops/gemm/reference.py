@@ -101,7 +101,8 @@ def absolute_product(a: AnyArray, b: AnyArray, c: AnyArray | None = None, **term
     first, second = (scale.absolute() for scale in read_scales(a, b, given.scale_a, given.scale_b))
     with np.errstate(all="ignore"):
         d = _product(np.abs(to_float64(a)), np.abs(to_float64(b)), shape, abs(float(given.alpha)), first, second)
-        d = parts.add_magnitudes(d, c, float(given.beta), given.bias)
+        c, bias = (None if term is None else np.abs(to_float64(term)) for term in (c, given.bias))
+        d = parts.add_terms(d, c, abs(float(given.beta)), bias)
         return d if given.scale_d is None else d * abs(float(given.scale_d))
 
 

@@ -114,9 +114,8 @@ class _Gemv(Product):
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
         own = (*_PRODUCT, RESULT) if self.call.c is None else (*_PRODUCT, "c", RESULT)
         specs = {name: MatrixSpec.of(views[name], name) for name in own}
-        fusion = None if self.epilogue is None else self.epilogue.fusion(views)
         problem = product(specs, self.math, views["a"].device)
-        return make(problem, fusion, like=like, stream=stream, **self.call.planning)
+        return make(problem, self.fusion(views), like=like, stream=stream, **self.call.planning)
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
         from ..gemm import reference as gemm_reference  # which no GPU call needs

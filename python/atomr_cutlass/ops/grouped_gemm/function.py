@@ -170,7 +170,7 @@ class _GroupedGemm(Product):
     form: str
     labels: dict[str, tuple[str, ...]]
     divided: str | None
-    epilogue: BoundEpilogue[GroupedResult]
+    epilogue: BoundEpilogue
     scale_forms: dict[str, str]
     tree: EpilogueVisitorTree | None
 
@@ -257,10 +257,10 @@ def _parse(call: Call) -> Invocation:
     _check_kinds(given if call.epilogue is not None else {**given, "bias": arrays["bias"]})
     lists = {name for name, array in {**arrays, **call.others, RESULT: call.out}.items() if _is_list(array)}
     listed = "a" in lists
-    over = GroupedResult(len(arrays["a"]) if listed else 0, (), (), {*lists, RESULT} if listed else lists)
+    over = GroupedResult(len(arrays["a"]) if listed else 0, (), {*lists, RESULT} if listed else lists)
     views = {name: over.view(array, name) for name, array in given.items() if array is not None}
     form, number, extents, shapes = _list_form(views) if listed else _array_form(views)
-    over = replace(over, number=number, extents=[(m, n) for m, n, _ in extents], members=shapes)
+    over = replace(over, number=number, members=shapes)
     every = over.labelled(views)
     for label, view in every.items():
         check_extents(view.shape, label)
@@ -284,7 +284,7 @@ def _parse(call: Call) -> Invocation:
         call=call,
         inputs={label: view for label, view in every.items() if label not in over.shapes} | epilogue.inputs,
         results={
-            label: Result(shape, epilogue.dtype.dlpack, outs.get(label), epilogue.outputs.get(label))
+            label: Result(shape, epilogue.dtype.dlpack, outs.get(label), every.get(label))
             for label, shape in over.shapes.items()
         },
         arrange=functools.partial(_arranged, traced, tuple(over.shapes)) if listed else traced.arranger,

@@ -13,18 +13,16 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from ..errors import CacheError, CompileError, LibraryError
 from ..generator import machine
@@ -57,6 +55,7 @@ QUIET_VARIABLE = "ATOMR_CUTLASS_QUIET"
 
 _SILENT_SECONDS = 1.0
 _PAUSE_SECONDS = 0.1
+_READ_SECONDS = 0.01
 _WORKER = Path(worker.__file__)
 _SIZES = struct.Struct("<QQ")
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
@@ -170,22 +169,23 @@ def _compiled(requests: list[dict[str, Any]]) -> list[tuple[bytes | None, str]]:
                 if turn is not None:
                     turn.unlock()
         return made
+    halves: list[_Half] = []
+
+    def check() -> None:
+        # Else one that hangs would keep the other one waiting for its turn.
+        _refuse_if_stopped()
+        for half in halves:
+            half.has_ended(_READ_SECONDS)
+
     with contextlib.ExitStack() as started:
-        with _writing_to_temporary_files():
-            name = started.enter_context(tempfile.TemporaryDirectory(prefix="atomr-cutlass-"))
-        halves: list[_Half] = []
-
-        def check() -> None:
-            # Else one that hangs would keep the other one waiting for its turn.
-            _refuse_if_stopped()
-            for half in halves:
-                half.check()
-
-        for number, request in enumerate(requests):
-            half = _Half(Path(name) / str(number), request, wait_for_turn(check))
+        for request in requests:
+            half = _Half(request, wait_for_turn(check))
             started.callback(half.stop)  # on any way out, an interrupt too
             halves.append(half)
-        return [half.wait() for half in halves]
+        waiting = halves
+        while waiting:  # for one after the other: what is not read keeps a process from ending
+            waiting = [half for half in waiting if not half.has_ended(_PAUSE_SECONDS)]
+        return [half.result() for half in halves]
 
 
 def wait_for_turn(check: Callable[[], None]) -> locks.Lock | None:
@@ -239,19 +239,6 @@ def _refuse_if_stopped() -> None:
         raise LibraryError("nvrtc", "the process ends: nothing is compiled any more")
 
 
-@contextlib.contextmanager
-def _writing_to_temporary_files() -> Iterator[None]:
-    """Turns an OSError within into an error with a cure."""
-    try:
-        yield
-    except OSError as error:
-        raise LibraryError(
-            "nvrtc",
-            f"the compiler's process has nowhere to work: {error}; make room among the temporary files, or name a "
-            "folder that can be written in TMPDIR",
-        ) from error
-
-
 def _environment() -> dict[str, str]:
     """The environment of a worker: this process's, with huge pages, unless the user's tunables say otherwise."""
     tunables = [_HUGE_PAGES, *filter(None, [os.environ.get("GLIBC_TUNABLES")])]
@@ -259,22 +246,18 @@ def _environment() -> dict[str, str]:
 
 
 class _Half:
-    """A worker process. It talks through files, so that nobody has to read while it works."""
+    """A worker process, which compiles the kernel or its companion."""
 
-    def __init__(self, folder: Path, request: dict[str, Any], turn: locks.Lock | None) -> None:
-        self._folder, self._turn = folder, turn
-        request_file, self._answer, self._said = (folder / name for name in ("request", "answer", "said"))
+    def __init__(self, request: dict[str, Any], turn: locks.Lock | None) -> None:
+        self._turn, self._answer, self._said = turn, b"", b""
         try:
-            with _writing_to_temporary_files():
-                folder.mkdir()
-                request_file.write_text(json.dumps(request), encoding="utf-8")
-            with self._said.open("wb") as said:
+            with locks.forking:  # a forked child that had a pipe's end would keep it open
                 self._process = subprocess.Popen(
                     # -I: the environment does not decide what Python runs.
-                    [sys.executable, "-I", str(_WORKER), str(request_file), str(self._answer)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=said,
-                    stderr=said,
+                    [sys.executable, "-I", str(_WORKER)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
                     env=_environment(),
                     pass_fds=[] if turn is None else [turn.descriptor],
                 )
@@ -287,38 +270,35 @@ class _Half:
         _running.add(self._process)
         if _stopped.is_set():  # since the turn was had
             self._process.kill()
-        # From the start: the two run side by side, and are waited for one after the other.
+        # From the start: the two run side by side.
         self._deadline = time.monotonic() + COMPILE_SECONDS
+        with contextlib.suppress(BrokenPipeError):  # of one that has died already
+            cast("IO[bytes]", self._process.stdin).write(json.dumps(request).encode() + b"\n")
 
-    def wait(self) -> tuple[bytes | None, str]:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(0.0, self._deadline - time.monotonic()))
-        self.check()
-        status = self._process.returncode
-        said = self._said.read_text(encoding="utf-8", errors="replace").strip()
-        if status == worker.CANNOT_WRITE:
-            free = shutil.disk_usage(self._folder).free
-            raise LibraryError(
-                "nvrtc",
-                f"the compiler's process could not write its result to {self._folder.parent} ({free >> 10} KiB are "
-                f"free there{f': {said}' if said else ''}): make room, or name another folder in TMPDIR",
-            )
+    def has_ended(self, seconds: float) -> bool:
+        """Whether the process has ended; reads its answer for so many seconds at most."""
+        try:
+            self._answer, self._said = self._process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= self._deadline:
+                raise LibraryError("nvrtc", f"the compiler did not end within {COMPILE_SECONDS:.0f} s") from None
+            return False
+        return True
+
+    def result(self) -> tuple[bytes | None, str]:
+        status, said = self._process.returncode, self._said.decode(errors="replace").strip()
         if status != 0:
             # Not the source's fault, so not to be remembered: out of memory, or killed.
             reason = f"signal {-status}" if status < 0 else f"status {status}"
             raise LibraryError("nvrtc", f"the compiler's process ended with {reason}" + (f": {said}" if said else ""))
         try:
-            return worker.parse(self._answer.read_bytes())
-        except (OSError, ValueError) as error:
-            raise LibraryError("nvrtc", f"the compiler's process ended well, but {error}") from error
-
-    def check(self) -> None:
-        if time.monotonic() >= self._deadline and self._process.poll() is None:
-            raise LibraryError("nvrtc", f"the compiler did not end within {COMPILE_SECONDS:.0f} s")
+            return worker.parse(self._answer)
+        except (TypeError, ValueError) as error:  # of another program than Python
+            raise LibraryError("nvrtc", f"the compiler's process ended well, but without a result ({error})") from error
 
     def stop(self) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
         _running.discard(self._process)
         if self._turn is not None:
             with contextlib.suppress(OSError):  # it is in nobody's way

@@ -63,19 +63,19 @@ def cache_verify_command(*, as_json: AsJson = False) -> None:
     """Checks every checksum, moves what is damaged or unsafe to the quarantine, and ends with 1 if there was any."""
     store = KernelStore()
     # A thousand kernels are a gigabyte, which takes seconds.
-    found = store.verify(lambda paths: track(paths, "Checking", disable=len(paths) < 500))
+    checked, damaged = store.verify(lambda paths: track(paths, "Checking", disable=len(paths) < 500))
     lines = [
-        f"{damage.path} {damage.reason}: "
-        + (f"moved to {damage.moved_to}" if damage.moved_to else "it could not be moved; remove it")
-        for damage in found.damaged
+        f"{one.path} {one.reason}: "
+        + (f"moved to {one.moved_to}" if one.moved_to else "it could not be moved; remove it")
+        for one in damaged
     ]
     report(
-        {"folder": store.folder, "checked": found.checked, "damaged": [vars(damage) for damage in found.damaged]},
+        {"folder": store.folder, "checked": checked, "damaged": [vars(one) for one in damaged]},
         *lines,
-        f"{found.checked} kernels in {store.folder}, {len(found.damaged)} of them damaged",
+        f"{checked} kernels in {store.folder}, {len(damaged)} of them damaged",
         as_json=as_json,
     )
-    if found.damaged:
+    if damaged:
         raise typer.Exit(1)
 
 

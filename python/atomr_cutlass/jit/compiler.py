@@ -120,26 +120,19 @@ class Unit:
         """
         tools = toolchain()
         options = [f"--gpu-architecture={self.target}", *OPTIONS, *(f"-I{folder}" for folder in tools.include)]
-        requests = [
-            {
-                "library": str(tools.nvrtc),
-                "name": self.name,
-                "source": self.source,
-                "options": given,
-                "image": "ptx" if self.target.startswith("compute_") else "cubin",
-            }
-            for given in (options, [*options, COMPANION])
-        ]
+        image = "ptx" if self.target.startswith("compute_") else "cubin"
+        request = {"library": str(tools.nvrtc), "name": self.name, "source": self.source, "image": image}
+        requests = [request | {"options": given} for given in (options, [*options, COMPANION])]
         made = []
-        for request, (image, log) in zip(requests, _compiled(requests), strict=True):
-            if image is None:
+        for given, (code, log) in zip(requests, _compiled(requests), strict=True):
+            if code is None:
                 raise CompileError(
                     f"{self.name} does not compile for {self.target}: {first_error(log)}",
                     log=log,
                     source=self.source,
-                    options=tuple(request["options"]),
+                    options=tuple(given["options"]),
                 )
-            made.append(image)
+            made.append(code)
         return Images(*made)
 
 
@@ -319,22 +312,19 @@ def announced(name: str, seconds: float, folder: Callable[[], Path]) -> Iterator
         lambda: _waiting.announce(timer, f"compiling {name}: about {seconds:.0f} s, once; it is kept in {folder()}"),
     )
     timer.daemon = True
-    with _waiting.lock:
-        _waiting.running.append(timer)
+    timer.start()
     try:
-        timer.start()
         yield
     finally:
         _waiting.finish(timer)
 
 
 class _Waiting:
-    """The compilations that run, how many have ended since none did, and the bar that shows both."""
+    """The compilations that have been announced and run, and the bar that counts them and those that have ended."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.running: list[threading.Timer] = []
-        self._finished = 0
+        self._lock = threading.RLock()
+        self.announced: list[threading.Timer] = []
         self._bar: Progress | None = None
 
     def announce(self, timer: threading.Timer, message: str) -> None:
@@ -347,35 +337,30 @@ class _Waiting:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        with self.lock:
-            if timer not in self.running:  # it has ended meanwhile
+        with self._lock:
+            if timer.finished.is_set():  # the compilation has ended meanwhile
                 return
             if self._bar is None:
                 columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
                 self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-                self._bar.add_task("")
+                self._bar.add_task("", total=0)
             self._bar.console.print(f"atomr_cutlass: {message}", soft_wrap=True, markup=False, highlight=False)
-            if self._count() > 1:
+            self.announced.append(timer)
+            (task,) = self._bar.tasks
+            self._bar.update(task.id, total=(task.total or 0) + 1)
+            if len(self.announced) > 1:
                 self._bar.start()
 
     def finish(self, timer: threading.Timer) -> None:
-        with self.lock:
-            if timer not in self.running:  # a child that was forked meanwhile: the thread is its parent's
-                return
+        with self._lock:
             timer.cancel()
-            self.running.remove(timer)
-            self._finished += 1
-            self._count()
-            if not self.running:
-                if self._bar is not None:
-                    self._bar.stop()  # else what the caller prints next would be mixed with it
-                self._bar, self._finished = None, 0
-
-    def _count(self) -> int:
-        total = self._finished + len(self.running)
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=self._finished, total=total)
-        return total
+            if self._bar is None or timer not in self.announced:
+                return
+            self.announced.remove(timer)
+            self._bar.advance(self._bar.task_ids[0])
+            if not self.announced:
+                self._bar.stop()  # else what the caller prints next would be mixed with it
+                self._bar = None
 
 
 _waiting = renewed(sys.modules[__name__], "_waiting", _Waiting)

@@ -23,7 +23,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from ..errors import CacheError, CompileError
+from ..errors import CacheError, CompileError, InvalidOperandError
 from . import locks
 
 FOLDER_VARIABLE = "ATOMR_CUTLASS_CACHE_DIR"
@@ -148,14 +148,6 @@ def is_same(path: Path, status: os.stat_result) -> bool:
     return version(path) == _VERSION(status)
 
 
-def inside(folder: Path) -> list[Path]:
-    """The contents of a folder; empty if there is none."""
-    try:
-        return list(folder.iterdir())
-    except FileNotFoundError:
-        return []
-
-
 def read_quietly(path: Path, most: int = -1) -> bytes:
     """The file, or so many bytes of its beginning, without making it look used; OSError if it is a link."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -191,12 +183,27 @@ def write(path: Path, content: bytes, temporary: Path, *, mode: int = 0o600) -> 
         raise
 
 
-def rewrite(path: Path, made: Callable[[], str | None]) -> None:
-    """Replaces a user's file by the text that is made of it, if any, while no other process does: whole lines only."""
-    with locks.hold(path.with_name(f"{path.name}.lock"), _REWRITE_SECONDS):
-        text = made()
-        if text is not None:
-            write(path, text.encode(), path.parent, mode=0o644)
+def save(path: Path, content: bytes) -> None:
+    """Writes a user's file, as `write` does; InvalidOperandError where that cannot be."""
+    try:
+        write(path, content, path.absolute().parent, mode=0o644)
+    except OSError as error:
+        raise InvalidOperandError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def rewrite(path: Path, made: Callable[[str], str], doing: str) -> None:
+    """Replaces a user's file of keys by the text that is made of it while no other process does: whole lines only.
+
+    `doing` is for errors, such as "record kernels in".
+    """
+    try:
+        with locks.hold(path.with_name(f"{path.name}.lock"), _REWRITE_SECONDS):
+            present = path.read_text(encoding="utf-8") if path.exists() else ""
+            write(path, made(present).encode(), path.parent, mode=0o644)
+    except OSError as error:
+        raise InvalidOperandError(f"cannot {doing} {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise InvalidOperandError(f"cannot {doing} {path}, no file of keys: {error}") from error
 
 
 def remove(path: Path) -> None:
@@ -213,10 +220,10 @@ def remember_failure(cache: Path, digest: bytes, fingerprint: str, error: Compil
     # First: whatever is in the way of the two files is not a failure that is remembered.
     sweep_failures(cache)
     path = _failure_path(cache, digest, fingerprint)
-    details = {name: value for name, value in vars(error).items() if not name.startswith("__")}
-    record = {"name": path.name, "time": time.time(), "message": str(error), "details": details}
+    details = {"log": error.log, "source": error.source, "options": error.options}
+    record = {"name": path.name, "time": time.time(), "message": str(error), **details}
     # Ahead of the source: others sweep sources that have no record.
-    write(path, json.dumps(record, default=str).encode(), cache / "tmp")
+    write(path, json.dumps(record).encode(), cache / "tmp")
     if error.source:
         source = path.with_suffix(_SOURCE)
         with contextlib.suppress(OSError):
@@ -229,30 +236,17 @@ def refuse_failure(cache: Path, digest: bytes, fingerprint: str) -> None:
     path = _failure_path(cache, digest, fingerprint)
     if not is_safe(path.parent, folder=True):
         return
-    source = path.with_suffix(_SOURCE)
-    record = _failure(path)
-    if record is None:
-        for left in (path, source):
-            with contextlib.suppress(OSError):
-                remove(left)
-        return
-    age = time.time() - record["time"]
-    # Not through the constructor: whatever it takes, what is restored is what was there.
-    error = CompileError.__new__(
-        CompileError,
-        f"{record['message']}\n(remembered from {age:.0f} s ago; to try again before {FAILURE_SECONDS:.0f} s have "
-        f"passed, remove {path})",
-    )
-    for name, value in record["details"].items():
-        setattr(error, name, tuple(value) if isinstance(value, list) else value)
-    if is_safe(source):
-        error.source_path = str(source)
-    raise error
+    error = _failure(path)
+    if error is not None:
+        raise error
+    for left in (path, path.with_suffix(_SOURCE)):
+        with contextlib.suppress(OSError):
+            remove(left)
 
 
 def sweep_failures(cache: Path, *, everything: bool = False) -> None:
     """Removes the failures that are remembered no more, or all, and whatever else is in their folder."""
-    for path in inside(cache / "failures"):
+    for path in (cache / "failures").glob("*"):
         record = path.with_suffix("") if path.suffix == _SOURCE else path
         if everything or not is_safe(path) or _failure(record) is None:
             remove(path)
@@ -288,16 +282,25 @@ def _name(start: bytes, text: str) -> str:
     return hashlib.sha256(start + text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _failure(path: Path) -> dict[str, Any] | None:
+def _failure(path: Path) -> CompileError | None:
     """Reads a failure; None if it is none or has expired."""
+    source = path.with_suffix(_SOURCE)
     try:
         said = _read(path)
-        when, own = float(said["time"]), said["name"] == path.name
-        record = {"time": when, "message": str(said["message"]), "details": dict(said["details"])}
+        age = time.time() - float(said["time"])
+        # One from the future was written by a clock that was wrong: it would be remembered for who knows how long.
+        if said["name"] != path.name or not 0 <= age < FAILURE_SECONDS:
+            return None
+        return CompileError(
+            f"{said['message']}\n(remembered from {age:.0f} s ago; to try again before {FAILURE_SECONDS:.0f} s have "
+            f"passed, remove {path})",
+            log=said["log"],
+            source=said["source"],
+            options=tuple(said["options"]),
+            source_path=str(source) if is_safe(source) else None,
+        )
     except (OSError, *_NO_RECORD):
         return None
-    # One from the future was written by a clock that was wrong: it would be remembered for who knows how long.
-    return record if own and 0 <= time.time() - when < FAILURE_SECONDS else None
 
 
 def _read(path: Path, most: int = -1) -> Any:

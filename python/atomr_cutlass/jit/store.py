@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import CacheError, CompileError, InvalidOperandError
+from ..errors import CacheError, CompileError
 from . import files, locks
 from .locks import LOCK_SECONDS
 
@@ -65,14 +65,6 @@ class Damage:
 
 
 @dataclass(frozen=True)
-class Verification:
-    """How many entries were checked, and those of them that are damaged."""
-
-    checked: int
-    damaged: tuple[Damage, ...]
-
-
-@dataclass(frozen=True)
 class Pruning:
     """The entries that `prune` removed, and those that it left."""
 
@@ -85,12 +77,11 @@ class Pruning:
 class KernelStore:
     """Compiled kernels on disk, shared by threads and processes of one user; nothing is touched before first use."""
 
-    def __init__(self, folder: Path | None = None, *, max_bytes: int = MAX_BYTES) -> None:
-        """Chooses the folder, and how much it keeps; writers that run side by side may exceed that for a moment."""
-        if max_bytes <= 0:
-            raise InvalidOperandError(f"max_bytes is {max_bytes}; expected a positive number of bytes")
+    max_bytes = MAX_BYTES
+    """How much it keeps; writers that run side by side may exceed that for a moment."""
+
+    def __init__(self, folder: Path | None = None) -> None:
         self.folder = (folder or files.default_folder()).absolute()
-        self.max_bytes = max_bytes
 
     def get(self, digest: bytes) -> bytes | None:
         """The kernel of this key, or None; an entry that is damaged or unsafe counts as absent."""
@@ -155,8 +146,8 @@ class KernelStore:
                     found.append(Entry(**header, read=status.st_atime, size=status.st_size, path=path))
         return sorted(found, key=lambda entry: (str(entry.info.get("name", "")), entry.digest))
 
-    def verify(self, track: Callable[[list[Path]], Iterable[Path]] = iter) -> Verification:
-        """Reads every entry whole, as `track` shows; moves those that are damaged or unsafe to the quarantine."""
+    def verify(self, track: Callable[[list[Path]], Iterable[Path]] = iter) -> tuple[int, list[Damage]]:
+        """Reads every entry whole: how many there are, and the damaged or unsafe ones, which go to the quarantine."""
         checked, damaged = 0, []
         for path in track(self._paths()):
             # It may be evicted meanwhile.
@@ -166,7 +157,7 @@ class KernelStore:
                 checked += 1
                 if reason:
                     damaged.append(Damage(path, reason, self._quarantine(path, status)))
-        return Verification(checked, tuple(damaged))
+        return checked, damaged
 
     def prune(
         self, *, max_bytes: int | None = None, older_than: float | None = None, everything: bool = False
@@ -264,17 +255,17 @@ class KernelStore:
         return target
 
     def _tidy(self, *, everything: bool) -> None:
-        for path in files.inside(self.folder / "quarantine"):
+        for path in (self.folder / "quarantine").glob("*"):
             files.remove(path)
         files.sweep_failures(self.folder, everything=everything)
-        for path in files.inside(self.folder / "validations") if everything else ():
+        for path in (self.folder / "validations").glob("*") if everything else ():
             files.remove(path)
-        for path in files.inside(self.folder / "locks"):
+        for path in (self.folder / "locks").glob("*"):
             if path.is_file() and not path.is_symlink():
                 locks.remove(path)
             else:
                 files.remove(path)
-        for path in files.inside(self.folder / "tmp"):
+        for path in (self.folder / "tmp").glob("*"):
             # A younger one may be about to be renamed into its place, as may one that is gone by now.
             with contextlib.suppress(FileNotFoundError):
                 if abs(time.time() - path.lstat().st_mtime) > _STALE_SECONDS:

@@ -248,10 +248,7 @@ def _path(path: str | os.PathLike[str]) -> Path:
 def append(path: Path, records: Iterable[TuneRecord]) -> None:
     """Adds records to a file; whole lines only, whoever else writes to it or dies meanwhile."""
     added = "".join(f"{record.line()}\n" for record in records)
-    try:
-        files.rewrite(path, lambda: (path.read_text(encoding="utf-8") if path.exists() else "") + added)
-    except OSError as error:
-        raise InvalidOperandError(f"cannot add tuned choices to {path}: {error.strerror or error}") from error
+    files.rewrite(path, lambda present: present + added, "add tuned choices to")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import json
 import pickle
 import random
@@ -278,9 +279,7 @@ class Elsewhere(futures.ThreadPoolExecutor):
     """Other processes, as far as that matters: what goes there and comes back is a copy."""
 
     def submit(self, task: Any, /, *given: Any, **named: Any) -> Any:
-        assert not given
-        assert not named
-        sent = pickle.dumps(task)
+        sent = pickle.dumps(functools.partial(task, *given, **named))
         return super().submit(lambda: pickle.loads(pickle.dumps(pickle.loads(sent)())))
 
 
@@ -298,7 +297,7 @@ def case_other_processes_tune() -> None:
         assert Clock.timed == timed
     lost: futures.Future[Any] = futures.Future()
     lost.set_exception(RuntimeError("gone"))
-    dead: Any = types.SimpleNamespace(submit=lambda _: lost)
+    dead: Any = types.SimpleNamespace(submit=lambda *_: lost)
     with pytest.raises(ac.LibraryError, match=r"a worker died, or cannot be reached \(RuntimeError: gone"):
         ac.tune(requests, executor=dead)
 

@@ -210,20 +210,16 @@ def _take_turn(limit: int) -> tuple[list[Path], locks.Lock | None]:
     """The files of the turns, none where locks cannot be had; and one of them, if it is free."""
     # In the cache, else, where that is read-only or unsafe, among the temporary files.
     for find in (default_folder, temporary_folder):
-        try:
+        with contextlib.suppress(CacheError, FileNotFoundError):
             folder = find()
             # Of a folder that several machines share, each counts its own.
             paths = [folder / "locks" / f"{os.uname().nodename}-compiler-{number}" for number in range(limit)]
             prepare(folder)
             with failing(folder, "locked"):
-                for path in paths:
-                    turn = locks.try_lock(path)
-                    if turn is not None:
-                        os.utime(turn.descriptor)
-                        return paths, turn
-        except (CacheError, FileNotFoundError):
-            continue
-        return paths, None
+                turn = locks.try_first(paths)
+                if turn is not None:
+                    os.utime(turn.descriptor)
+            return paths, turn
     return [], None
 
 

@@ -36,7 +36,7 @@ _REWRITE_SECONDS = 60.0  # that who writes to the same file may take
 
 _VERSION: Callable[[os.stat_result], tuple[int, int, int]] = attrgetter("st_ino", "st_size", "st_mtime_ns")
 _SOURCE = ".cu"
-_MOST_BYTES = 1 << 16  # of a validation
+_MOST_LETTERS = 1 << 14  # of the finding of a validation
 _NO_RECORD = (KeyError, RecursionError, TypeError, ValueError)
 """The errors for JSON that is not as it was written."""
 
@@ -258,7 +258,7 @@ def recall_validation(identity: str) -> str | None:
         folder = default_folder()
         if not is_there(folder):
             return None
-        said = _read(folder / "validations" / _name(b"", identity), _MOST_BYTES)
+        said = _read(folder / "validations" / _name(b"", identity))
         return str(said["wrong"]) if said["identity"] == identity else None
     except (CacheError, OSError, *_NO_RECORD):
         return None
@@ -266,7 +266,7 @@ def recall_validation(identity: str) -> str | None:
 
 def remember_validation(identity: str, wrong: str) -> None:
     """Stores the finding of a validation if the disk has room for it; if not, the next process validates again."""
-    record = json.dumps({"identity": identity, "wrong": wrong[: _MOST_BYTES // 4]}).encode()
+    record = json.dumps({"identity": identity, "wrong": wrong[:_MOST_LETTERS]}).encode()
     with contextlib.suppress(OSError, CacheError):
         folder = default_folder()
         prepare(folder)
@@ -303,8 +303,8 @@ def _failure(path: Path) -> CompileError | None:
         return None
 
 
-def _read(path: Path, most: int = -1) -> Any:
+def _read(path: Path) -> Any:
     """The JSON in a file that is safe to read; OSError or one of _NO_RECORD where there is none."""
     if not is_safe(path):
         raise FileNotFoundError(path)
-    return json.loads(read_quietly(path, most))
+    return json.loads(read_quietly(path))

@@ -18,7 +18,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -137,6 +137,11 @@ def try_lock(path: Path) -> Lock | None:
             failed.pop_all()
             return lock
     return None
+
+
+def try_first(paths: Iterable[Path]) -> Lock | None:
+    """As `try_lock`, of the first of several that nobody holds."""
+    return next(filter(None, map(try_lock, paths)), None)
 
 
 def _renew_in_child() -> None:

@@ -33,13 +33,6 @@ from .tuning import TuneRecord
 
 SUFFIX = ".csv"
 
-COLUMNS = (
-    "Problem", "Provider", "OperationKind", "Operation", "Disposition", "Status", "gemm_kind", "m", "n", "k", "A", "B",
-    "C", "D", "alpha", "beta", "split_k_mode", "split_k_slices", "batch_count", "raster_order", "use_pdl",
-    "swizzle_size", "op_class", "accum", "cta_m", "cta_n", "cta_k", "cluster_m", "cluster_n", "cluster_k", "stages",
-    "warps_m", "warps_n", "warps_k", "inst_m", "inst_n", "inst_k", "min_cc", "max_cc", "Bytes", "Flops", "Flops/Byte",
-    "Runtime", "GB/s", "GFLOPs",
-)  # fmt: skip
 NEEDED = ("Operation", "m", "n", "k", "A", "B", "C", "Runtime")
 
 _RASTERS = {"heuristic": HEURISTIC, "along_m": ALONG_M, "along_n": ALONG_N}
@@ -53,7 +46,7 @@ def write(records: Iterable[TuneRecord], path: Path) -> int:
     rows = [row for record in records if (row := _row(record)) is not None]
     try:
         with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS)
+            writer = csv.DictWriter(file, ("Problem", *(rows[0] if rows else NEEDED)))
             writer.writeheader()
             writer.writerows({"Problem": number, **row} for number, row in enumerate(rows, 1))
     except OSError as error:
@@ -112,9 +105,10 @@ def _record(row: Mapping[str, str], names: Mapping[str, list[KernelKey]], gpu: s
             search = operation_of(request := _request(row, key)).search(request, devices.imagined(key.arch))
         except CutlassError:  # types that this kernel does not take
             continue
-        formulations = [] if search is None else list(itertools.chain.from_iterable(search.formulations))
-        for number, formulation in enumerate(formulations):
-            if search is not None and search.supports(key, formulation):
+        if search is None:
+            continue
+        for number, formulation in enumerate(itertools.chain.from_iterable(search.formulations)):
+            if search.supports(key, formulation):
                 microseconds = round(float(row["Runtime"]) * 1e3, 3)
                 return TuneRecord(
                     gpu, tuning.identity(search.tuned_problem), key, number, int(row.get("split_k_slices") or 1),

@@ -114,14 +114,12 @@ def tune(
     with contextlib.ExitStack() as stack:
         stack.callback(kept_plans.clear)
         executors = _executors(indexes, stack) if executor is None else [(indexes, executor)]
-        work = []
+        running: list[futures.Future[TuneRecord | None]] = []
+        stack.callback(lambda: [task.cancel() for task in running])  # of one that fails the others
         for request in listed:
             its = {} if again else _known_of(request, known)
             for gpus, pool in executors:
-                work.append((pool, functools.partial(_measured, request, gpus, its, float(seconds), compiled, seed)))
-        running = [pool.submit(task) for pool, task in work]
-        stack.callback(lambda: [task.cancel() for task in running])  # of one that fails the others
-        found: dict[futures.Future[TuneRecord | None], TuneRecord] = {}
+                running.append(pool.submit(_measured, request, gpus, its, float(seconds), compiled, seed))
         completed = futures.as_completed(running)
         for task in completed if progress is None else progress(completed, len(running)):
             record = _result(task)
@@ -130,8 +128,7 @@ def tune(
             if file is not None and (again or record not in known.values()):
                 append(file, [record])
             tuning.add([record])
-            found[task] = record
-    return [found[task] for task in running if task in found]
+    return [record for task in running if (record := task.result()) is not None]
 
 
 def _measured(
@@ -194,18 +191,14 @@ def _turn(gpus: Sequence[int]) -> Iterator[int]:
     """Waits for one of the GPUs that nobody of this host tunes on, and keeps others from it meanwhile."""
     visible = dict(enumerate(name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
     folder = Path(tempfile.gettempdir())
-    paths = {index: folder / f"atomr_cutlass-tune-{visible.get(index) or index}.lock" for index in gpus}
+    paths = {folder / f"atomr_cutlass-tune-{visible.get(index) or index}.lock": index for index in gpus}
     try:
-        while True:
-            tried = ((index, locks.try_lock(path)) for index, path in paths.items())  # stops at the first that is free
-            index, lock = next((pair for pair in tried if pair[1] is not None), (-1, None))
-            if lock is not None:
-                break
+        while (lock := locks.try_first(paths)) is None:
             time.sleep(_PAUSE_SECONDS)
     except OSError as error:
         raise DeviceUnavailableError(f"cannot take turns on a GPU by locks in {folder}: {error.strerror}") from error
     try:
-        yield index
+        yield paths[lock.path]
     finally:
         lock.unlock()
 

@@ -991,7 +991,7 @@ def _names(store: KernelStore) -> list[object]:
 def test_prune_removes_what_was_not_read_for_longest(store: KernelStore) -> None:
     now = time.time()
     for age, key in enumerate(("a", "b", "c", "d")):
-        os.utime(put(store, key), (now - age * 86400, now))
+        os.utime(put(store, key), (now, now - age * 86400))
     assert store.prune() == store_module.Pruning(0, 0, 4, sum(entry.size for entry in store.entries()))
     assert store.prune(older_than=2.5 * 86400).removed == 1
     assert _names(store) == ["a", "b", "c"]

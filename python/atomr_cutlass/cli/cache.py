@@ -8,12 +8,9 @@ import time
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ..jit.store import KernelStore
-from .output import AsJson, complain, line, print_json, report, size_text, track
+from .output import AsJson, complain, line, print_json, print_table, report, size_text, track
 
 cache_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -48,11 +45,7 @@ def cache_list_command(*, as_json: AsJson = False) -> None:
     if not entries:
         complain(f"there is no kernel in {store.folder}")
     elif sys.stdout.isatty():
-        shown = Table("name", "target", "size", "age", "compiled in", box=None, pad_edge=False)
-        shown.columns[0].overflow = "fold"
-        for row in lines:
-            shown.add_row(*map(Text, row))
-        Console().print(shown)
+        print_table(("name", "target", "size", "age", "compiled in"), lines)
         line(f"{len(entries)} kernels, {size_text(sum(entry.size for entry in entries))} in {store.folder}")
     else:
         print(*map("\t".join, lines), sep="\n")

@@ -148,23 +148,17 @@ def is_same(path: Path, status: os.stat_result) -> bool:
     return version(path) == _VERSION(status)
 
 
-def read_quietly(path: Path, most: int = -1) -> bytes:
-    """The file, or so many bytes of its beginning, without making it look used; OSError if it is a link."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        descriptor = os.open(path, flags | getattr(os, "O_NOATIME", 0))
-    except PermissionError:
-        # Some file systems do not know it.
-        descriptor = os.open(path, flags)
-    with os.fdopen(descriptor, "rb") as file:
+def read(path: Path, most: int = -1) -> bytes:
+    """The file, or so many bytes of its beginning; OSError if it is a link."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         return file.read(most)
 
 
-def touch(path: Path, status: os.stat_result) -> None:
-    """Makes a file, seen as `status`, the one that was read last. File systems of their own accord seldom note it."""
-    if is_same(path, status):
-        with contextlib.suppress(OSError):  # somebody else's, or of a folder that is read-only
-            os.utime(path, ns=(time.time_ns(), status.st_mtime_ns), follow_symlinks=False)
+def touch(path: Path) -> None:
+    """Dates a file by now, if that can be. File systems note seldom, and not in order, when files were read."""
+    now = time.time_ns()
+    with contextlib.suppress(OSError):
+        os.utime(path, ns=(now, now), follow_symlinks=False)
 
 
 def write(path: Path, content: bytes, temporary: Path, *, mode: int = 0o600) -> None:
@@ -307,4 +301,4 @@ def _read(path: Path) -> Any:
     """The JSON in a file that is safe to read; OSError or one of _NO_RECORD where there is none."""
     if not is_safe(path):
         raise FileNotFoundError(path)
-    return json.loads(read_quietly(path))
+    return json.loads(read(path))

@@ -141,16 +141,11 @@ _recordings: list[Recording] = []
 @functools.cache
 def _start_from_environment() -> None:
     path = os.environ.get(VARIABLE)
-    if not path:
-        return
-    try:
-        recording = Recording(Path(path).absolute())
-    except CutlassError as error:
-        warnings.warn(f"{VARIABLE}: {error}", RuntimeWarning, stacklevel=4)
-        return
-    _recordings.append(recording)
-
-    @atexit.register
-    def finish() -> None:
-        with contextlib.suppress(CutlassError):  # nobody is left to be told
-            recording.flush()
+    if path:
+        recordings = contextlib.ExitStack()
+        atexit.register(recordings.close)
+        recordings.enter_context(contextlib.suppress(CutlassError))  # at the end: nobody is left to be told
+        try:
+            recordings.enter_context(record(path))
+        except CutlassError as error:
+            warnings.warn(f"{VARIABLE}: {error}", RuntimeWarning, stacklevel=4)

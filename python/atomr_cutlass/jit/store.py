@@ -1,7 +1,7 @@
 """The disk cache of compiled kernels: bytes in, bytes out.
 
 docs/jit.md says what lies in its folder. An entry is a kernel in a frame: magic, length of the header, header (JSON),
-kernel, SHA-256 of all that.
+kernel, SHA-256 of all that. Its file is dated by when it was read last.
 
 Loading a kernel runs it, so nothing is taken from a folder or file that another user owns or could have written. A
 cache only saves time: where there is none to be had, `get` and `obtain` warn once and go on without.
@@ -38,19 +38,14 @@ _STALE_SECONDS = 3600.0  # of temporary files
 _SKEW_SECONDS = 3600.0
 
 
-class DamagedError(Exception):
-    """A file is no entry, or no longer one; says why."""
-
-
 @dataclass(frozen=True)
 class Entry:
-    """A kernel in the cache: what its frame's header says, when it was read last, its bytes on disk, where it lies."""
+    """A kernel in the cache: what its frame's header says, its bytes on disk, where it lies."""
 
     digest: str
     info: dict[str, str | float | int]
     seconds: float
     made: float
-    read: float
     size: int
     path: Path
 
@@ -138,12 +133,12 @@ class KernelStore:
         found = []
         for path in self._paths():
             # It may be evicted meanwhile, and what is no entry is not listed.
-            with contextlib.suppress(OSError, DamagedError):
+            with contextlib.suppress(OSError, ValueError):
                 status = path.lstat()
                 if not files.objection(status):
                     # Several times what a key with its names takes.
-                    header, _ = _header(files.read_quietly(path, 64 << 10))
-                    found.append(Entry(**header, read=status.st_atime, size=status.st_size, path=path))
+                    header, _ = _header(files.read(path, 64 << 10))
+                    found.append(Entry(**header, size=status.st_size, path=path))
         return sorted(found, key=lambda entry: (str(entry.info.get("name", "")), entry.digest))
 
     def verify(self, track: Callable[[list[Path]], Iterable[Path]] = iter) -> tuple[int, list[Damage]]:
@@ -186,13 +181,13 @@ class KernelStore:
             return None
         if files.objection(status):
             return None
-        frame = files.read_quietly(path)
-        files.touch(path, status)
         try:
-            return _unpack(frame, digest)
-        except DamagedError:
+            kernel = _unpack(files.read(path), digest)
+        except ValueError:
             self._quarantine(path, status)
             return None
+        files.touch(path)
+        return kernel
 
     def _publish(self, digest: bytes, kernel: bytes, info: Mapping[str, str | float | int], seconds: float) -> None:
         header = {"digest": digest.hex(), "info": dict(info), "seconds": round(seconds, 3), "made": time.time()}
@@ -201,8 +196,7 @@ class KernelStore:
             files.prepare(self.folder)
             path.parent.mkdir(mode=0o700, exist_ok=True)
             files.write(path, _pack(header, kernel), self.folder / "tmp")
-            with contextlib.suppress(FileNotFoundError):
-                files.touch(path, path.lstat())
+            files.touch(path)
             self._evict(self.max_bytes)
 
     def _path(self, digest: bytes) -> Path:
@@ -226,7 +220,7 @@ class KernelStore:
         for path in self._paths():
             with contextlib.suppress(FileNotFoundError):
                 status = path.lstat()
-                found.append((0 if status.st_atime > latest else status.st_atime_ns, path, status))
+                found.append((0 if status.st_mtime > latest else status.st_mtime_ns, path, status))
         kept, kept_bytes = len(found), sum(status.st_size for *_, status in found)
         removed = removed_bytes = 0
         for read, path, status in sorted(found, key=lambda item: item[0]):
@@ -293,8 +287,8 @@ def _name(digest: bytes) -> str:
 def _damage(path: Path) -> str:
     """Describes the damage to an entry; empty if there is none."""
     try:
-        _unpack(files.read_quietly(path))
-    except DamagedError as error:
+        _unpack(files.read(path))
+    except ValueError as error:
         return str(error)
     except FileNotFoundError:
         raise
@@ -310,21 +304,21 @@ def _pack(header: Mapping[str, Any], kernel: bytes) -> bytes:
 
 
 def _unpack(frame: bytes, digest: bytes | None = None) -> bytes:
-    """The kernel in a frame; given a key, of that key only. DamagedError for what is not as it was written."""
+    """The kernel in a frame; given a key, of that key only. ValueError says what is not as it was written."""
     view = memoryview(frame)
     # First, so that what is read from here on is what was written.
     if frame.startswith(_MAGIC) and hashlib.sha256(view[:-_CHECKSUM_BYTES]).digest() != view[-_CHECKSUM_BYTES:]:
-        raise DamagedError("does not match its checksum")
+        raise ValueError("does not match its checksum")
     header, start = _header(frame)
     if digest is not None and header["digest"] != digest.hex():
-        raise DamagedError("is the entry of another key")
+        raise ValueError("is the entry of another key")
     return bytes(view[start:-_CHECKSUM_BYTES])
 
 
 def _header(frame: bytes) -> tuple[dict[str, Any], int]:
     """The header of a frame of which this is the beginning at least, unchecked, and where the kernel begins."""
     if not frame.startswith(_MAGIC):
-        raise DamagedError("is no entry of this version of the cache")
+        raise ValueError("is no entry of this version of the cache")
     start = len(_MAGIC) + _LENGTH.size
     try:
         end = start + _LENGTH.unpack_from(frame, len(_MAGIC))[0]
@@ -332,5 +326,5 @@ def _header(frame: bytes) -> tuple[dict[str, Any], int]:
         kinds = {"digest": str, "info": dict, "seconds": float, "made": float}
         header = {name: kind(said[name]) for name, kind in kinds.items()}
     except (struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DamagedError("has a header that cannot be read") from error
+        raise ValueError("has a header that cannot be read") from error
     return header, end

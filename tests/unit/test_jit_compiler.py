@@ -124,11 +124,7 @@ def test_ptx_that_the_driver_is_too_old_for_is_not_compiled(monkeypatch: pytest.
 
 def test_images_come_back_whole() -> None:
     images = Images(b"kernel", b"")
-    packed = images.pack()
-    assert Images.unpack(packed) == images
-    for wrong in (b"", packed[:-1], packed + b"x", b"\xff" * 20):
-        with pytest.raises(ValueError, match="not a compiled kernel"):
-            Images.unpack(wrong)
+    assert Images.unpack(images.pack()) == images
 
 
 def test_the_first_error_of_a_log_is_found() -> None:

@@ -84,14 +84,10 @@ class Images:
 
     @classmethod
     def unpack(cls, data: bytes) -> Images:
-        """The inverse of `pack`; ValueError for anything else."""
-        if len(data) < _SIZES.size:
-            raise ValueError("not a compiled kernel: too short")
-        first, second = _SIZES.unpack_from(data)
+        """The inverse of `pack`."""
         start = _SIZES.size
-        if len(data) != start + first + second:
-            raise ValueError("not a compiled kernel: its parts do not add up")
-        return cls(data[start : start + first], data[start + first :])
+        end = start + _SIZES.unpack_from(data)[0]
+        return cls(data[start:end], data[end:])
 
 
 @dataclass(frozen=True)

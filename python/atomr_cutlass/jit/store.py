@@ -80,10 +80,10 @@ class KernelStore:
 
     def get(self, digest: bytes) -> bytes | None:
         """The kernel of this key, or None; an entry that is damaged or unsafe counts as absent."""
-        with self._optional():
+        with self._optional("read"):
             if files.is_there(self.folder):
                 files.prepare(self.folder)
-                with files.failing(self.folder, "read"), contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError):
                     return self._read(self._path(digest), digest)
         return None
 
@@ -95,20 +95,18 @@ class KernelStore:
         *,
         fingerprint: str = "",
     ) -> tuple[bytes, str]:
-        """The kernel of this key, which is made if the cache lacks it.
+        """The kernel of this key, which is made if the cache lacks it, and its origin: "disk" or "compiled".
 
-        Of all the threads and processes that want one key, one makes it and the others wait for it. Want of a cache
-        (read-only, full, unsafe) is no error: `make` is called and its result is returned, with "disk" or "compiled".
-
-        A CompileError of `make` is raised for ten minutes, with the attributes that it had, while `fingerprint` is the
-        same: on what besides the key it depends, such as where headers are looked for. `info` is what listings show.
+        Of all the threads and processes that want one key, one makes it and the others wait for it. A CompileError of
+        `make` is raised for ten minutes, while `fingerprint` is the same: on what besides the key it depends, such as
+        where headers are looked for. `info` is what listings show.
         """
         kernel = self.get(digest)
         if kernel is not None:
             return kernel, "disk"
         with contextlib.ExitStack() as alone:
             # Keeps other threads and processes from making the same kernel, where that can be.
-            with self._optional(), files.failing(self.folder, "locked"):
+            with self._optional("locked"):
                 files.prepare(self.folder)
                 alone.enter_context(locks.hold(self.folder / "locks" / _name(digest), LOCK_SECONDS))
             kernel = self.get(digest)
@@ -121,7 +119,7 @@ class KernelStore:
             try:
                 kernel = make()
             except CompileError as error:
-                with self._optional(), files.failing(self.folder, "written"):
+                with self._optional("written"):
                     files.prepare(self.folder)
                     files.remember_failure(self.folder, digest, fingerprint, error)
                 raise
@@ -192,7 +190,7 @@ class KernelStore:
     def _publish(self, digest: bytes, kernel: bytes, info: Mapping[str, str | float | int], seconds: float) -> None:
         header = {"digest": digest.hex(), "info": dict(info), "seconds": round(seconds, 3), "made": time.time()}
         path = self._path(digest)
-        with self._optional(), files.failing(self.folder, "written"):
+        with self._optional("written"):
             files.prepare(self.folder)
             path.parent.mkdir(mode=0o700, exist_ok=True)
             files.write(path, _pack(header, kernel), self.folder / "tmp")
@@ -221,14 +219,13 @@ class KernelStore:
             with contextlib.suppress(FileNotFoundError):
                 status = path.lstat()
                 found.append((0 if status.st_mtime > latest else status.st_mtime_ns, path, status))
-        kept, kept_bytes = len(found), sum(status.st_size for *_, status in found)
-        removed = removed_bytes = 0
+        kept_bytes, removed = sum(status.st_size for *_, status in found), []
         for read, path, status in sorted(found, key=lambda item: item[0]):
             if (kept_bytes > limit or read < 1e9 * oldest) and files.is_same(path, status):
                 files.remove(path)
-                removed, removed_bytes = removed + 1, removed_bytes + status.st_size
-                kept, kept_bytes = kept - 1, kept_bytes - status.st_size
-        return Pruning(removed, removed_bytes, kept, kept_bytes)
+                removed.append(status.st_size)
+                kept_bytes -= status.st_size
+        return Pruning(len(removed), sum(removed), len(found) - len(removed), kept_bytes)
 
     def _quarantine(self, path: Path, status: os.stat_result) -> Path | None:
         """Moves a damaged entry to the quarantine, unless it has been replaced since; its new path, or None."""
@@ -266,10 +263,11 @@ class KernelStore:
                     files.remove(path)
 
     @contextlib.contextmanager
-    def _optional(self) -> Iterator[None]:
-        """A block that needs the cache; where it cannot be used, warns and goes on behind the block."""
+    def _optional(self, action: str) -> Iterator[None]:
+        """A block by which the cache is `action`; where that cannot be, warns and goes on behind the block."""
         try:
-            yield
+            with files.failing(self.folder, action):
+                yield
         except CacheError as error:
             # Of what follows from the same cause (first it cannot be locked, then it cannot be written), one is enough.
             if self.folder not in _warned:

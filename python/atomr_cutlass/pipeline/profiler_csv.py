@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import itertools
 import json
 import math
@@ -24,6 +25,7 @@ from ..generator.dtypes import CutlassDtype
 from ..generator.key import KernelKey, instruction_shape, opcode_class
 from ..generator.matrix import cells
 from ..generator.rules import FEW, SPLIT
+from ..jit import files
 from . import devices, table, tuning
 from .operation import operation_of, request_from
 from .reduction import INSTRUCTION_BYTES
@@ -44,13 +46,11 @@ _TYPES = {"fe4m3": "e4m3", "fe5m2": "e5m2", "tf32": "f32"}
 def write(records: Iterable[TuneRecord], path: Path) -> int:
     """Writes the kernels of plain GEMMs over dense matrices, and says how many; other records have no form there."""
     rows = [row for record in records if (row := _row(record)) is not None]
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, ("Problem", *(rows[0] if rows else NEEDED)))
-            writer.writeheader()
-            writer.writerows({"Problem": number, **row} for number, row in enumerate(rows, 1))
-    except OSError as error:
-        raise InvalidOperandError(f"cannot write {path}: {error.strerror or error}") from error
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, ("Problem", *(rows[0] if rows else NEEDED)))
+    writer.writeheader()
+    writer.writerows({"Problem": number, **row} for number, row in enumerate(rows, 1))
+    files.save(path, text.getvalue().encode())
     return len(rows)
 
 

@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import json
 import os
-import stat
 import struct
 import time
 import warnings
@@ -146,10 +145,13 @@ class KernelStore:
             # It may be evicted meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 status = path.lstat()
-                reason = files.objection(status) or _damage(path)
+                try:
+                    _kernel(path, status)
+                except FileNotFoundError:
+                    raise
+                except (ValueError, OSError) as error:
+                    damaged.append(Damage(path, str(error), self._quarantine(path, status)))
                 checked += 1
-                if reason:
-                    damaged.append(Damage(path, reason, self._quarantine(path, status)))
         return checked, damaged
 
     def prune(
@@ -173,15 +175,9 @@ class KernelStore:
 
     def _read(self, path: Path, digest: bytes) -> bytes | None:
         status = path.lstat()
-        if not stat.S_ISREG(status.st_mode):
-            # A link, a pipe, a folder: reading could end up elsewhere or never, and it is in the way.
-            self._quarantine(path, status)
-            return None
-        if files.objection(status):
-            return None
         try:
-            kernel = _unpack(files.read(path), digest)
-        except ValueError:
+            kernel = _kernel(path, status, digest)
+        except ValueError:  # nor may what is no file stay in the way
             self._quarantine(path, status)
             return None
         files.touch(path)
@@ -282,17 +278,12 @@ def _name(digest: bytes) -> str:
     return hashlib.sha256(digest).hexdigest()
 
 
-def _damage(path: Path) -> str:
-    """Describes the damage to an entry; empty if there is none."""
-    try:
-        _unpack(files.read(path))
-    except ValueError as error:
-        return str(error)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    return ""
+def _kernel(path: Path, status: os.stat_result, digest: bytes | None = None) -> bytes:
+    """The kernel in a file, seen as `status`; ValueError, which says why, where none is taken from it."""
+    objection = files.objection(status)
+    if objection:
+        raise ValueError(objection)
+    return _unpack(files.read(path), digest)
 
 
 def _pack(header: Mapping[str, Any], kernel: bytes) -> bytes:

@@ -211,8 +211,6 @@ def remove(path: Path) -> None:
 
 def remember_failure(cache: Path, digest: bytes, fingerprint: str, error: CompileError) -> None:
     """Keeps an error for a while, and its source beside it, which `error.source_path` then names if it has room."""
-    # First: whatever is in the way of the two files is not a failure that is remembered.
-    sweep_failures(cache)
     path = _failure_path(cache, digest, fingerprint)
     details = {"log": error.log, "source": error.source, "options": error.options}
     record = {"name": path.name, "time": time.time(), "message": str(error), **details}
@@ -233,9 +231,8 @@ def refuse_failure(cache: Path, digest: bytes, fingerprint: str) -> None:
     error = _failure(path)
     if error is not None:
         raise error
-    for left in (path, path.with_suffix(_SOURCE)):
-        with contextlib.suppress(OSError):
-            remove(left)
+    with contextlib.suppress(OSError):
+        sweep_failures(cache)
 
 
 def sweep_failures(cache: Path, *, everything: bool = False) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -33,10 +33,6 @@ from .plan_cache import kept_plans
 from .request import Request
 from .search import Candidate, KernelSearch
 from .tuning import TuneRecord
-
-T = TypeVar("T")
-Progress = Callable[[Iterable[T], int], Iterable[T]]
-"""Shows how far a loop over so many has come, such as `rich.progress.track`."""
 
 NEAR = 1.1
 """Candidates within this factor of the fastest so far are timed again."""
@@ -61,7 +57,7 @@ def tune(
     compiled: int = 0,
     again: bool = False,
     seed: int = 0,
-    progress: Progress[Any] | None = None,
+    progress: Callable[[Iterable[Any], int], Iterable[Any]] | None = None,
 ) -> list[TuneRecord]:
     """Times every kernel that could serve each request, checks the fastest against the reference, and remembers it.
 
@@ -85,7 +81,7 @@ def tune(
             too; one where the table has none.
         again: whether to tune requests that the file has a record of.
         seed: of the operands.
-        progress: shows how far it has come.
+        progress: shows how far a loop over so many has come: called with an iterable and its length, gives its items.
 
     Returns:
         The record of each request, in order, and where there are several models of GPU for each; without those whose
@@ -122,7 +118,13 @@ def tune(
                 running.append(pool.submit(_measured, request, gpus, its, float(seconds), compiled, seed))
         completed = futures.as_completed(running)
         for task in completed if progress is None else progress(completed, len(running)):
-            record = _result(task)
+            try:
+                record = task.result()
+            except CutlassError:
+                raise
+            except Exception as error:  # each executor has errors of its own for workers that died
+                reason = f"a worker died, or cannot be reached ({type(error).__name__}: {error})"
+                raise LibraryError("executor", reason) from error
             if record is None:
                 continue
             if file is not None and (again or record not in known.values()):
@@ -160,17 +162,6 @@ def _known_of(request: Request, known: tuning.Records) -> dict[str, TuneRecord]:
     search = operation_of(request).search(request, device) if known else None
     problem = None if search is None else tuning.identity(search.tuned_problem)
     return {gpu: record for (gpu, its), record in known.items() if its == problem}
-
-
-def _result(task: futures.Future[TuneRecord | None]) -> TuneRecord | None:
-    try:
-        return task.result()
-    except CutlassError:
-        raise
-    except Exception as error:  # each executor has errors of its own for workers that died
-        raise LibraryError(
-            "executor", f"a worker died, or cannot be reached ({type(error).__name__}: {error})"
-        ) from error
 
 
 def _executors(

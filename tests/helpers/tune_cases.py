@@ -227,7 +227,7 @@ def case_several_gpus_share_the_requests_and_each_measures_one_at_a_time() -> No
     used: set[int] = set()
     tuned, lock = tune._tuned, threading.Lock()
 
-    def watched(operation: Any, request: Any, search: Any, *more: Any) -> Any:
+    def watched(request: Any, search: Any, *more: Any) -> Any:
         index = search.device.index
         with lock:
             busy[index] += 1
@@ -236,7 +236,7 @@ def case_several_gpus_share_the_requests_and_each_measures_one_at_a_time() -> No
         time.sleep(0.01)
         # There is one fake GPU, and one list of its notes: what is launched at once could not be told apart.
         with lock:
-            record = tuned(operation, request, operation.search(request, get(0)), *more)
+            record = tuned(request, operation_of(request).search(request, get(0)), *more)
             busy[index] -= 1
         return dataclasses.replace(record, gpu=search.device.name)
 

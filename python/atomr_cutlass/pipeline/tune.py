@@ -28,7 +28,7 @@ from ..errors import CutlassError, DeviceUnavailableError, InvalidOperandError, 
 from ..generator.archs import SmArch
 from ..jit import files, locks
 from . import devices, probe, profiler_csv, select, table, tuning
-from .operation import PlannedOperation, operation_of
+from .operation import operation_of
 from .plan_cache import kept_plans
 from .request import Request
 from .search import Candidate, KernelSearch
@@ -146,14 +146,14 @@ def _measured(
     if not gpus:
         raise DeviceUnavailableError(f"there is no GPU to tune on: {devices.problem()}")
     with _turn(gpus) as index:
-        gpu, operation = devices.get(index), operation_of(request)
-        search = operation.search(request, gpu)
+        gpu = devices.get(index)
+        search = operation_of(request).search(request, gpu)
         if search is None:
             return None
         if gpu.name in known:
             return known[gpu.name]
         with contextlib.closing(Clock(gpu)) as clock:
-            return _tuned(operation, request, search, clock, seconds, compiled, seed)
+            return _tuned(request, search, clock, seconds, compiled, seed)
 
 
 def _known_of(request: Request, known: tuning.Records) -> dict[str, TuneRecord]:
@@ -254,9 +254,7 @@ class _Timed:
         return statistics.median(self.seconds)
 
 
-def _planned(
-    operation: PlannedOperation[Any], request: Request, search: KernelSearch[Any], candidate: Candidate[Any]
-) -> tuple[TuneRecord, Any]:
+def _planned(request: Request, search: KernelSearch[Any], candidate: Candidate[Any]) -> tuple[TuneRecord, Any]:
     """The record of a candidate that was not timed yet, and a plan of the request that launches it."""
     formulations = list(itertools.chain.from_iterable(search.formulations))
     record = TuneRecord(
@@ -266,7 +264,7 @@ def _planned(
     )  # fmt: skip
     scalars = {"alpha": request.epilogue.alpha, "beta": request.epilogue.beta}
     with tuning.trying(search.tuned_problem, record):
-        plan = operation.plan(request, search.device.index, arch=request.arch, **scalars)
+        plan = operation_of(request).plan(request, search.device.index, arch=request.arch, **scalars)
     plan.request, plan.key = request, request.plan_key()
     name = candidate.key.name if candidate.info is None else candidate.info.name
     if plan.kernel_name != name:
@@ -275,10 +273,9 @@ def _planned(
 
 
 def _tuned(
-    operation: PlannedOperation[Any], request: Request, search: KernelSearch[Any], clock: Clock, seconds: float,
-    compiled: int, seed: int,
-) -> TuneRecord:  # fmt: skip
-    device = search.device
+    request: Request, search: KernelSearch[Any], clock: Clock, seconds: float, compiled: int, seed: int
+) -> TuneRecord:
+    operation, device = operation_of(request), search.device
     arrays = operation.random_arrays(request, np.random.default_rng(seed))
     size = sum(array.nbytes for array in arrays.values())
     copies = min(max(math.ceil(L2_TIMES * device.l2_bytes / size), SETS[0]), SETS[-1], device.memory_bytes // 4 // size)
@@ -293,7 +290,7 @@ def _tuned(
             if timed and time.monotonic() > deadline:
                 return
             try:
-                record, plan = _planned(operation, request, search, candidate)
+                record, plan = _planned(request, search, candidate)
                 replay = clock.replay(functools.partial(operation.launch, plan, request), sets)
                 timed.append(_Timed(record, candidate, plan, replay, [replay()]))
             except CutlassError as error:  # one that does not run is no reason not to try others

@@ -19,7 +19,6 @@ from ..reference.tree import evaluate
 from ..reference.tree_error import differing, tolerances
 from .operation import Array, Arrays, memory_order, operation_of
 from .plan import Plan
-from .problem import MatrixSpec
 from .request import Request
 
 _PARTS = 32
@@ -190,14 +189,11 @@ def uploaded(request: Request, arrays: Arrays, device: int) -> dict[str, _core.O
     """The operands of a request on the GPU, by name, in the forms that its plans take."""
     operation = operation_of(request)
     sent = operation.gpu_forms(request, arrays)
-    return {
-        label: _upload(sent[label], spec, device)
-        for slot in operation.operands(request)
-        for label, spec in zip(slot.labels, slot.specs, strict=True)
-    }
-
-
-def _upload(array: Array, spec: MatrixSpec, device: int) -> _core.Operand:
-    """A copy on the GPU that lies as the array does."""
-    dense = operands.upload(array.transpose(memory_order(spec)), device)
-    return _core.Operand(dense.pointer, spec.shape, spec.strides, dense.dtype, operands.CUDA, device, owner=dense)
+    views = {}
+    for slot in operation.operands(request):
+        for label, spec in zip(slot.labels, slot.specs, strict=True):
+            dense = operands.upload(sent[label].transpose(memory_order(spec)), device)
+            views[label] = _core.Operand(
+                dense.pointer, spec.shape, spec.strides, dense.dtype, operands.CUDA, device, owner=dense
+            )
+    return views

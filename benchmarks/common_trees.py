@@ -43,8 +43,7 @@ from atomr_cutlass.ops.conv2d import kernels as conv_plans
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.ops.conv2d.problem import ConvGeometry, ConvProblem, conv_geometry
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
-from atomr_cutlass.ops.gemm.plans import from_candidate
-from atomr_cutlass.ops.gemm.scaled import NO_SCALES, Scale, Scales, with_scales
+from atomr_cutlass.ops.gemm.plans import NO_SCALES, Scale, Scales, from_candidate, with_scales
 from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plans
 from atomr_cutlass.ops.grouped_gemm.kernels import GroupedSearch
 from atomr_cutlass.ops.grouped_gemm.problem import CONTIGUOUS, GroupedProblem, GroupScale

@@ -50,8 +50,7 @@ from atomr_cutlass.generator import matrix
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch
-from atomr_cutlass.ops.gemm.plans import from_candidate
-from atomr_cutlass.ops.gemm.scaled import NO_SCALES, Scale, Scales, scale_forms, with_scales
+from atomr_cutlass.ops.gemm.plans import NO_SCALES, Scale, Scales, from_candidate, scale_forms, with_scales
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.planning import PlanOptions
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec

@@ -9,17 +9,8 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from .errors import (
-    CacheError,
-    CompileError,
-    ContextPoisonedError,
-    CutlassError,
-    DeviceUnavailableError,
-    InvalidOperandError,
-    KernelNotFoundError,
-    LibraryError,
-    UnsupportedError,
-)
+from . import errors
+from .errors import *  # noqa: F403 - all that it has in __all__
 from .generator.archs import SmArch
 from .generator.dtypes import CutlassDtype
 from .generator.epilogue.tree import EpilogueVisitorTree
@@ -47,7 +38,7 @@ if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from .ops.grouped_gemm.function import grouped_gemm
     from .ops.grouped_gemm.operation import GroupedGemmRequest, GroupedGemmShape
     from .ops.matmul.function import matmul
-    from .ops.matmul.request import HeuristicKey, MatmulEpilogue, MatmulRequest, ScaleSet
+    from .ops.matmul.operation import HeuristicKey, MatmulEpilogue, MatmulRequest, ScaleSet
     from .ops.quantize.function import QuantizedArray, dequantize, quantize
     from .pipeline.bindings import BoundPlan
     from .pipeline.explanation import Explanation, explain
@@ -61,10 +52,7 @@ if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
 
 __all__ = [
     "BoundPlan",
-    "CacheError",
     "CachedPlan",
-    "CompileError",
-    "ContextPoisonedError",
     "ConvDgradRequest",
     "ConvFwdRequest",
     "ConvLayout",
@@ -72,10 +60,8 @@ __all__ = [
     "ConvWgradRequest",
     "CutlassActor",
     "CutlassDtype",
-    "CutlassError",
     "CutlassMsg",
     "CutlassProps",
-    "DeviceUnavailableError",
     "EpilogueVisitorTree",
     "EvtBuilder",
     "Explanation",
@@ -90,10 +76,7 @@ __all__ = [
     "GroupedGemmShape",
     "HeuristicCache",
     "HeuristicKey",
-    "InvalidOperandError",
     "KernelInfo",
-    "KernelNotFoundError",
-    "LibraryError",
     "MatmulEpilogue",
     "MatmulRequest",
     "OpPlan",
@@ -105,7 +88,6 @@ __all__ = [
     "ScaleSet",
     "SmArch",
     "TuneRecord",
-    "UnsupportedError",
     "conv2d",
     "conv2d_dgrad",
     "conv2d_wgrad",
@@ -136,6 +118,7 @@ __all__ = [
     "tune",
     "version",
 ]
+__all__ += errors.__all__
 
 _DEFERRED = {
     "jit.kernels": ("freeze",),
@@ -149,7 +132,7 @@ _DEFERRED = {
     "ops.gemv.function": ("gemv",),
     "ops.grouped_gemm.function": ("grouped_gemm",),
     "ops.matmul.function": ("matmul",),
-    "ops.matmul.request": ("HeuristicKey", "MatmulEpilogue", "MatmulRequest", "ScaleSet"),
+    "ops.matmul.operation": ("HeuristicKey", "MatmulEpilogue", "MatmulRequest", "ScaleSet"),
     "pipeline.heuristic": ("HeuristicCache", "heuristics"),
     "serving.messages": ("CutlassMsg", "RefitMsg"),
     "pipeline.tune": ("load_tuning", "tune"),

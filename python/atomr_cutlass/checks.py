@@ -18,7 +18,7 @@ from .generator.dtypes import CutlassDtype
 from .generator.errors import expect, shown
 
 __all__ = [
-    "MOST", "NUMBERS", "check_count", "check_extents", "check_index", "check_number", "check_options", "expect",
+    "MOST", "NUMBERS", "check_extents", "check_index", "check_integer", "check_number", "check_options", "expect",
     "shown",
 ]  # fmt: skip
 
@@ -45,21 +45,13 @@ def check_extents(shape: tuple[int, ...], name: str) -> None:
         raise InvalidOperandError(f"{name} has shape {shape}; kernels count to 2^31 - 1 in each dimension: split it")
 
 
-def check_index(value: Any, name: str) -> None:
-    """Refuses what is no index of a GPU."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or not 0 <= value <= MOST:
-        raise InvalidOperandError(f"{name} is {shown(value)}; expected the index of a GPU")
+def check_integer(value: Any, name: str, wanted: str, *, least: int = 0, most: int = 2**63 - 1) -> None:
+    """Refuses what is no integer from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= most:
+        raise InvalidOperandError(f"{name} is {shown(value)}; expected {wanted}")
 
 
-def check_count(value: Any, name: str, counted: str) -> None:
-    """Refuses what is no integer from 1 to 2^63 - 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**63:
-        raise InvalidOperandError(f"{name} is {shown(value)}; expected an integer from 1, {counted}")
-
-
-def _check_bytes(value: Any, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise InvalidOperandError(f"{name} is {shown(value)}; expected bytes, or None for no limit")
+check_index: Final = functools.partial(check_integer, wanted="the index of a GPU", most=MOST)
 
 
 _NAME: Final = functools.partial(expect, kind=str, wanted="a name")
@@ -72,7 +64,7 @@ _KINDS: Final[Mapping[str, Callable[..., None]]] = {
     **dict.fromkeys(("dtype", "out_dtype"), _DTYPE),
     **dict.fromkeys(("alpha", "beta"), check_number),
     "arch": functools.partial(expect, kind=SmArch, wanted="an SmArch"),
-    "workspace_size": _check_bytes,
+    "workspace_size": functools.partial(check_integer, wanted="bytes, or None for no limit"),
 }
 """How options are checked, by name."""
 

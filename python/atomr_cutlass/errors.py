@@ -16,7 +16,6 @@ __all__ = [
     "KernelNotFoundError",
     "LibraryError",
     "UnsupportedError",
-    "require",
 ]
 
 
@@ -71,13 +70,12 @@ class LibraryError(CutlassError):
     """
 
     def __init__(self, lib: str, msg: str) -> None:
-        super().__init__(f"{lib}: {msg}")
+        super().__init__(lib, msg)  # by which process pools copy it
         self.lib = lib
         self.msg = msg
 
-    def __reduce__(self) -> tuple[type[LibraryError], tuple[str, str]]:
-        # For process pools: an exception is copied by its arguments, which are not those of the base class.
-        return type(self), (self.lib, self.msg)
+    def __str__(self) -> str:
+        return f"{self.lib}: {self.msg}"
 
 
 class ContextPoisonedError(CutlassError):

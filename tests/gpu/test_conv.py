@@ -1087,7 +1087,7 @@ def test_bad_input_is_refused() -> None:
     refused(invalid, "x has C = 16, no multiple of the 3 groups", ac.conv2d, x, w, groups=3, out=out)
     refused(invalid, "its last extent must be 16", ac.conv2d, x, w[..., :8], out=out)
     refused(invalid, "out has shape", ac.conv2d, x, w, padding=1, out=out)
-    refused(invalid, "x has shape .* expected 4 dimensions", ac.conv2d, x[0], w, out=out)
+    refused(invalid, r"x has shape .* expected \(N, H, W, C\)", ac.conv2d, x[0], w, out=out)
     refused(invalid, "x is bf16 and w is f32", ac.conv2d, x, w.float(), out=out)
     refused(invalid, "the result has no rows", ac.conv2d, x[:, :2], w, out=out)
     refused(invalid, "all operands must be on one device", ac.conv2d, x, w.cpu(), out=out)

@@ -17,7 +17,7 @@ from atomr_cutlass import MatmulEpilogue as E
 from atomr_cutlass.arrays.numerics import saturating_cast
 from atomr_cutlass.epilogue import validate
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
-from atomr_cutlass.ops.matmul.request import FORMS
+from atomr_cutlass.ops.matmul.operation import FORMS
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.heuristic import heuristics
 from gpu_matrices import pairs

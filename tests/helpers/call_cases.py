@@ -596,7 +596,7 @@ def nchw(make: Callable[..., Any], dtype: str, n: int, h: int, w: int, c: int) -
     if make is tensor:
         return dlpack_arrays.Tensor(tensor(dtype, n, h, w, c).memory.transpose(0, 3, 1, 2), device=(2, 0))
     if make is operand:
-        return layouts.from_nhwc(operand(dtype, n, h, w, c), "nchw")
+        return layouts.permuted(operand(dtype, n, h, w, c), layouts.TO_NCHW)
     return golden_gpu.Array(_place() - 1, dtype, (n, c, h, w), (h * w * c, 1, w * c, c))
 
 

@@ -137,7 +137,9 @@ def case_filters_of_one_tap_are_products() -> None:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(validate.files, "recall_validation", lambda _identity: None)
                 epilogue = candidate.formulation.product or candidate.formulation
-                assert validate.require(candidate, epilogue.problem.epilogue, devices.get(0))
+                assert validate.require(
+                    candidate, epilogue.problem.epilogue, devices.get(0), stream=None, in_background=False
+                )
             assert list(validate._known.values()) == [""]
             made = conv_plan.make(problem, candidate=candidate, layout=layout)
             given = arrays_of(request)

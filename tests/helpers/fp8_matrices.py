@@ -19,7 +19,7 @@ from atomr_cutlass import reference
 from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.rules import FP8_TYPES
-from atomr_cutlass.ops.gemm import plans, scaled
+from atomr_cutlass.ops.gemm import plans
 from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.pipeline import devices
@@ -190,15 +190,16 @@ def assert_scaled(
         return
     limits, result = limits_of(a, b, d, how, fast=fast), element_type(d)
     arrays = host(a), host(b), None if c is None else host(c)
-    want = gemm_reference.gemm_with_amax(*arrays, **how.on_host, out_dtype=result)
+    largest = np.zeros(1, np.float32)
+    want = gemm_reference.gemm(*arrays, **how.on_host, amax=largest, out_dtype=result)
     magnitude = gemm_reference.absolute_product(*arrays, **how.on_host)
     got = host(d)
-    right = reference.within_tolerance(got, want.d, magnitude, limits, result)
+    right = reference.within_tolerance(got, want, magnitude, limits, result)
     if not right.all():
-        raise AssertionError(gpu_matrices._mismatch(got, want.d, ~right))
+        raise AssertionError(gpu_matrices._mismatch(got, want, ~right))
     if amax is not None:
         before = gemm_reference.absolute_product(*arrays, **{**how.on_host, "scale_d": None})
-        _assert_amax(float(amax), float(want.amax[0]), limits.atol_factor * float(np.max(before, initial=0.0)))
+        _assert_amax(float(amax), float(largest[0]), limits.atol_factor * float(np.max(before, initial=0.0)))
 
 
 def _assert_amax(got: float, want: float, error: float) -> None:
@@ -254,7 +255,7 @@ def _assert_on_gpu(
 # Plans of scaled products
 
 
-def scales_of(problem: Any, how: Scaling, amax: Any = None) -> scaled.Scales:
+def scales_of(problem: Any, how: Scaling, amax: Any = None) -> plans.Scales:
     """The arrays among the scales, as a plan takes them."""
 
     def spec_of(array: Any) -> Any:
@@ -265,10 +266,10 @@ def scales_of(problem: Any, how: Scaling, amax: Any = None) -> scaled.Scales:
 
     found = {name: spec_of(value) for name, value in (("a", how.scale_a), ("b", how.scale_b), ("d", how.scale_d))}
     found["amax"] = spec_of(amax)
-    forms = dict(zip("ab", scaled.scale_forms(problem, found["a"], found["b"]), strict=True))
-    return scaled.Scales(
+    forms = dict(zip("ab", plans.scale_forms(problem, found["a"], found["b"]), strict=True))
+    return plans.Scales(
         **{
-            name: None if spec is None else scaled.Scale(spec.shape, spec.strides, forms.get(name, "tensor"))
+            name: None if spec is None else plans.Scale(spec.shape, spec.strides, forms.get(name, "tensor"))
             for name, spec in found.items()
         }
     )

@@ -32,7 +32,7 @@ from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.matmul import function
-from atomr_cutlass.ops.matmul.request import HeuristicKey
+from atomr_cutlass.ops.matmul.operation import HeuristicKey
 from atomr_cutlass.pipeline import table
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.heuristic import heuristics
@@ -155,7 +155,7 @@ def case_products_with_nothing_to_multiply() -> None:
     product(Tensor(empty), Tensor(empty), d=Tensor(d), m=4, n=3, k=0, epilogue=E.BGRADA, bias=Tensor(bias))
     assert (bias == 0).all()
     refused(
-        ac.UnsupportedError, "k is 0: without products GPU kernels compute epilogue DEFAULT",
+        ac.UnsupportedError, "K is 0: there is nothing for scales to multiply or an epilogue to follow",
         lambda: product(Tensor(empty), Tensor(empty), d=Tensor(d), m=4, n=3, k=0, epilogue=E.RELU),
     )  # fmt: skip
 
@@ -431,7 +431,7 @@ def case_ones_are_shared_and_grow() -> None:
         ones, bias = np.ones(k, np.float32), np.zeros(1, np.float32)
         product(Tensor(ones), Tensor(ones), m=1, n=1, k=k, epilogue=E.BGRADA, bias=Tensor(bias))
         assert bias == k
-    assert [one.shape for one in function._made_ones[D.F32, 0]] == [(4096,), (8192,)]
+    assert list(function._made_ones) == [(D.F32, 0, 4096), (D.F32, 0, 8192)]
 
 
 def case_a_lost_context_is_told() -> None:

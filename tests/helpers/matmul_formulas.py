@@ -15,7 +15,7 @@ import numpy as np
 
 from atomr_cutlass import MatmulEpilogue as E
 from atomr_cutlass import MatmulRequest
-from atomr_cutlass.ops.matmul.request import FORMS
+from atomr_cutlass.ops.matmul.operation import FORMS
 
 Array = np.ndarray[Any, Any]
 

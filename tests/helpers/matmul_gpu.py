@@ -20,7 +20,7 @@ from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.epilogue import EpilogueVisitorTree
 from atomr_cutlass.epilogue.results import MatrixResult
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.ops.gemm import scaled
+from atomr_cutlass.ops.gemm import plans
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.matmul import function
 from atomr_cutlass.pipeline import select
@@ -121,14 +121,14 @@ def _keys_of(request: MatmulRequest, device: Device) -> list[KernelKey]:
     def key(views: dict[str, _core.Operand], tree: EpilogueVisitorTree | None) -> KernelKey:
         problem, scales = function.product_of(views, call.math, tree)
         fusion = None if tree is None else MatrixResult(problem.d.shape).fusion(tree, views)
-        problems = scaled.rewritten(problem, scales, fusion)
+        problems = plans.rewritten(problem, scales, fusion)
         return select.choose(GemmSearch(problems, device)).key
 
     keys = [key(views, call.tree)]
     if summed := request.matrices.form.summed:
         dtype = operands.dtype_of(views["a"], "a")
         ones = _held(np.ones(4096, numerics.numpy_dtype(dtype)))
-        with mock.patch.dict(function._made_ones, {(dtype, 0): [ones]}):
+        with mock.patch.dict(function._made_ones, {(dtype, 0, 4096): ones}):
             keys.append(key(function.sums_of(views, summed, request.k, 0), None))
     return keys
 

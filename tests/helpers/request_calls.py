@@ -48,7 +48,7 @@ def call(request: Any, arrays: Mapping[str, Any], **changes: Any) -> Any:
         elif name.endswith("_shape"):
             given[name] = slots[-1].specs[0].shape
         elif name == "layout":
-            given[name] = operation.result_layout(request)
+            given[name] = request.layout.value
         elif name not in given and parameter.kind is parameter.KEYWORD_ONLY and hasattr(request.shape, name):
             given[name] = getattr(request.shape, name)
     return function(**given | changes)

@@ -47,9 +47,7 @@ def failing(log: Path | None = None) -> Callable[[], bytes]:
 
     def make() -> bytes:
         maker("failing", log)()
-        error = CompileError("it does not compile")
-        vars(error).update(log="line 1: error\n", source="int x", options=("-a", "-b"), path=Path("/a/b"))
-        raise error
+        raise CompileError("it does not compile", log="line 1: error\n", source="int x", options=("-a", "-b"))
 
     return make
 

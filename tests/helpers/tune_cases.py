@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import json
 import pickle
 import random
@@ -226,7 +227,7 @@ def case_several_gpus_share_the_requests_and_each_measures_one_at_a_time() -> No
     used: set[int] = set()
     tuned, lock = tune._tuned, threading.Lock()
 
-    def watched(operation: Any, request: Any, search: Any, *more: Any) -> Any:
+    def watched(request: Any, search: Any, *more: Any) -> Any:
         index = search.device.index
         with lock:
             busy[index] += 1
@@ -235,7 +236,7 @@ def case_several_gpus_share_the_requests_and_each_measures_one_at_a_time() -> No
         time.sleep(0.01)
         # There is one fake GPU, and one list of its notes: what is launched at once could not be told apart.
         with lock:
-            record = tuned(operation, request, operation.search(request, get(0)), *more)
+            record = tuned(request, operation_of(request).search(request, get(0)), *more)
             busy[index] -= 1
         return dataclasses.replace(record, gpu=search.device.name)
 
@@ -278,9 +279,7 @@ class Elsewhere(futures.ThreadPoolExecutor):
     """Other processes, as far as that matters: what goes there and comes back is a copy."""
 
     def submit(self, task: Any, /, *given: Any, **named: Any) -> Any:
-        assert not given
-        assert not named
-        sent = pickle.dumps(task)
+        sent = pickle.dumps(functools.partial(task, *given, **named))
         return super().submit(lambda: pickle.loads(pickle.dumps(pickle.loads(sent)())))
 
 
@@ -298,7 +297,7 @@ def case_other_processes_tune() -> None:
         assert Clock.timed == timed
     lost: futures.Future[Any] = futures.Future()
     lost.set_exception(RuntimeError("gone"))
-    dead: Any = types.SimpleNamespace(submit=lambda _: lost)
+    dead: Any = types.SimpleNamespace(submit=lambda *_: lost)
     with pytest.raises(ac.LibraryError, match=r"a worker died, or cannot be reached \(RuntimeError: gone"):
         ac.tune(requests, executor=dead)
 

@@ -672,6 +672,14 @@ def test_bound_weights_are_settled_but_for_the_launch_after_they_were_written(gp
     assert not any(view.settled for view in plan.binding.operands.values())
 
 
+def test_a_column_major_result_is_computed_where_it_was_allocated(actor: CutlassActor) -> None:
+    request = dataclasses.replace(REQUEST, layout_c=GemmLayout.COL_MAJOR)
+    given = operands_of(request)
+    got = actor.handle(CutlassMsg.Gemm(request, given))
+    assert got.strides == (1, request.shape.m)
+    np.testing.assert_array_equal(fetch(got), product(request, *map(fetch, given.values())))
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The mailbox
 # ----------------------------------------------------------------------------------------------------------------------
@@ -944,7 +952,7 @@ def test_what_is_in_flight_gets_the_error_and_the_hook_is_called_once(gpu: FakeG
 # ----------------------------------------------------------------------------------------------------------------------
 
 _WORKERS = """
-import os, sys
+import contextlib, os, sys
 import atomr_cutlass as ac
 from pathlib import Path
 
@@ -963,8 +971,13 @@ def by_the_hook(log, good_from):
         if len(Path(log).read_text().split()) < good_from:
             ac.exit_for_restart(error)
 
+    class Losing(ac.GemmRequest):
+        def render_cu(self):
+            raise ac.ContextPoisonedError("an illegal memory access was encountered")
+
     actor = ac.CutlassActor(8, on_poisoned=hook)
-    actor._poison(ac.ContextPoisonedError("an illegal memory access was encountered"))
+    with contextlib.suppress(ac.ContextPoisonedError):
+        actor.handle(ac.CutlassMsg.Gemm(Losing(ac.GemmShape(8, 8, 8), dtype=ac.CutlassDtype.F16)))
 
 
 def fails():

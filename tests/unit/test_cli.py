@@ -357,7 +357,10 @@ def test_list_of_an_empty_table() -> None:
         (("run", "--op", "conv2d_fprop", "--stride", "two"), "expected 1 or 2 whole numbers"),
         (("run", "--op", "conv2d_fprop", "--padding", "1,2,3"), "expected 1 or 2 or 4 whole numbers"),
         (("run", "--op", "conv2d_fprop", "--groups", "3"), "no multiple of the 3 groups"),
-        (("run", "--op", "conv2d_fprop", "--layout", "rrr"), "nhwc and nchw"),
+        (
+            ("run", "--op", "conv2d_fprop", "--layout", "rrr"),
+            "--layout: ConvLayout has no 'rrr'; valid: 'nhwc', 'nchw'",
+        ),
         (("run", "--op", "conv2d_fprop", "--activation", "swish"), "relu"),
         (("run", "--activation", "swish"), "relu"),
         (("run", "--dtype", "e4m3", "--scaling", "row"), "'tensor', 'vector', 'block'"),

@@ -88,7 +88,7 @@ def test_verify_ends_with_1_when_something_is_damaged(store: KernelStore) -> Non
 def test_prune(store: KernelStore) -> None:
     assert call_json("prune")["kept"] == 2
     old = store.entries()[0].path
-    os.utime(old, (time.time() - 7200, time.time()))
+    os.utime(old, (time.time(), time.time() - 7200))
     assert call_json("prune", "--older-than", "3h")["removed"] == 0
     shown = call_json("prune", "--older-than", "1.5h")
     assert (shown["removed"], shown["kept"]) == (1, 1)

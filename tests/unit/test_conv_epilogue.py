@@ -230,11 +230,11 @@ def test_under_capture_only_what_is_known_is_looked_at(
     monkeypatch.setattr(devices, "driver", lambda: "580.1")
     key = conv_sm90("conv2d_fprop", D.BF16, D.BF16, (128, 128), epilogue=common.bias(D.BF16, "gelu"))
     picked = Candidate(key, fake_table.row(key), 0.0, None)
-    assert validate.require(picked, picked.key.epilogue, H100, stream=5) is checked
+    assert validate.require(picked, picked.key.epilogue, H100, stream=5, in_background=False) is checked
     monkeypatch.setattr(validate.files, "recall_validation", lambda _identity: "out[0, 0] is 1, expected 2")
     monkeypatch.setattr(validate, "_known", {})
     with pytest.raises(UnsupportedError, match="computes its epilogue wrongly"):
-        validate.require(picked, picked.key.epilogue, H100, stream=5)
+        validate.require(picked, picked.key.epilogue, H100, stream=5, in_background=False)
 
 
 def test_a_validation_is_of_one_code_and_one_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_a_validation_is_of_one_code_and_one_driver(monkeypatch: pytest.MonkeyPa
     compiled, built, rebuilt = (Candidate(key, info, 0.0, None) for info in (None, *rows))
 
     def validations(picked: Candidate[None]) -> int:
-        assert validate.require(picked, picked.key.epilogue, H100)
+        assert validate.require(picked, picked.key.epilogue, H100, stream=None, in_background=False)
         return len(known)
 
     assert [validations(one) for one in (compiled, built, rebuilt, compiled, built)] == [1, 2, 3, 3, 3]

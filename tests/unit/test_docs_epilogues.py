@@ -140,7 +140,7 @@ def assert_served(arch: SmArch, **call: Any) -> None:
         )
         for one in epilogue.tree.outputs
     }
-    fusion = epilogue.fusion({**epilogue.inputs, **written})
+    fusion = epilogue.result.fusion(epilogue.tree, {**epilogue.inputs, **written})
 
     def spec(view: Any) -> MatrixSpec:
         # As a framework allocates it.
@@ -161,7 +161,7 @@ def bound(
     views: dict[str, Any],
     d: CutlassDtype,
     options: CallOptions = CallOptions(),  # noqa: B008 - a tuple
-) -> BoundEpilogue[MatrixResult]:
+) -> BoundEpilogue:
     acc = accumulator(operands.dtype_of(views["a"], "a"))
     own = {name: arrays.pop(name, None) for name in ("bias", "c")}
     call = Call(pytest.fail, own, None, options, epilogue, arrays)

@@ -264,7 +264,7 @@ REFUSED: list[tuple[Callable[[], EvtBuilder], str]] = [
     (lambda: EvtBuilder().constant("x", np.ones(2)).binary("add", "x"), "constant 'x': value is a ndarray"),
     (
         lambda: EvtBuilder().node("a", "add", "acc", 2.0),
-        "node 'a' has 2.0 where a name is expected: nodes are given by name, numbers by .constant",
+        "an input of node 'a' is 2.0; expected a name: nodes are given by name, numbers by .constant",
     ),
     (lambda: EvtBuilder().output("aux", dtype="f16"), "output 'aux' is declared, but nothing is stored to it"),
     (lambda: EvtBuilder().input("x", "row").node("y", "add", "acc", "x"), "nothing is stored to 'out', which is D"),
@@ -281,6 +281,7 @@ REFUSED: list[tuple[Callable[[], EvtBuilder], str]] = [
         lambda: EvtBuilder().output("x", dtype="f16").aux_store("x", "bf16"),
         "output 'x' is declared as matrix f16, but 'acc' is stored to it as matrix bf16: give one",
     ),
+    (lambda: EvtBuilder().output("x", dtype="f16").output("x", dtype="bf16"), "as matrix f16, but declared again as"),
     (lambda: EvtBuilder().output("x").reduce("x", "row"), "declared as matrix, but 'acc' is stored to it as sum row"),
     (lambda: EvtBuilder().output("x", "acc", kind="mask", dtype="i8"), "output 'x' is a mask of bits: leave its dtype"),
     (lambda: EvtBuilder().output("x", "acc", kind="row"), "output 'x' is a 'row'; stored are matrix and mask"),

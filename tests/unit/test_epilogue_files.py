@@ -90,3 +90,11 @@ def test_what_is_no_function_is_refused(wrong: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["epilogue", str(tmp_path / wrong), "-o", str(out)])
     assert result.exit_code == 2
     assert not out.exists()
+
+
+def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(FUNCTION)
+    out = tmp_path / "gone" / "x.json"
+    result = CliRunner().invoke(app, ["epilogue", f"{tmp_path / 'model.py'}:block", *OPERANDS, "-o", str(out)])
+    assert result.exit_code == 2
+    assert f"cannot write {out}: No such file" in result.output

@@ -682,7 +682,7 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
     (lambda acc: acc.item(), "shapes, types and elements are not there"),
     (lambda acc: acc.add_(1), "values are not written in place: use what add returns"),
     (lambda acc: acc.erf(), ".erf of a traced value: the operations are those of atomr_cutlass.epilogue"),
-    (lambda acc: acc.clamp(0, 1, 2), ".clamp() of a traced value, too many positional arguments"),
+    (lambda acc: acc.clamp(0, 1, 2), ".clamp of a traced value, too many positional arguments"),
     (lambda acc: acc.clamp(), "give low, high or both"),
     (lambda acc: ep.leaky_relu(acc, acc), "the slope of leaky_relu is a Value: give a finite number"),
     (lambda acc: ep.clamp(acc, 0, math.inf), "the upper bound of clamp is inf"),
@@ -879,7 +879,7 @@ def test_every_reading_gives_the_result_the_same_elements() -> None:
         (
             (5,),
             "f32",
-            r"x has shape \(5,\); a vector of N = 7 .* M = 5 is a column only as \(5, 1\): reshape it to \(M, 1\)",
+            r"x has shape \(5,\); a vector of N = 7 .* M = 5 is a column only as \(5, 1\): reshape it",
         ),
         ((6,), "f32", r"x has shape \(6,\); expected one element, \(7,\) or \(..., 1, 7\) for a row, \(..., 5, 1\)"),
         ((7, 5), "f32", r"expected .* or \(..., 5, 7\)"),
@@ -887,11 +887,11 @@ def test_every_reading_gives_the_result_the_same_elements() -> None:
         (
             (5, 7),
             np.uint8,
-            r"x has shape \(5, 7\) of uint8; expected bits of \(..., M, ceil\(N / 8\)\), here \(..., 5, 1\)",
+            r"x has shape \(5, 7\); expected bits \(uint8\) of \(..., M, ceil\(N / 8\)\), here \(..., 5, 1\)",
         ),
-        ((), np.uint8, "of uint8; expected bits"),
-        ((5, 7), np.int16, "x: .*int16.* is no element type"),
-        ((5, 7), object(), "x: .*object.* is no element type"),
+        ((), np.uint8, "expected bits"),
+        ((5, 7), np.int16, "x: unknown dtype 'int16'; valid: f64"),
+        ((5, 7), object(), "x: unknown dtype .*object"),
     ],
 )
 def test_arrays_that_lie_over_no_result(shape: tuple[int, ...], dtype: Any, message: str) -> None:

@@ -27,7 +27,7 @@ from atomr_cutlass.generator.dtypes import ScaleType
 from atomr_cutlass.generator.families.gemm_sm100 import FP4_SCALES
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
-from atomr_cutlass.ops.gemm.scaled import with_scales
+from atomr_cutlass.ops.gemm.plans import with_scales
 from atomr_cutlass.ops.quantize.reference import (
     VECTOR,
     BlockScaled,

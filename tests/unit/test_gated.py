@@ -18,8 +18,8 @@ from atomr_cutlass.generator.epilogue.lower import epilogue_id
 from atomr_cutlass.generator.matrix import cells, supports, with_epilogue
 from atomr_cutlass.ops.gated_gemm import function as gated
 from atomr_cutlass.ops.gated_gemm.function import GATES
-from atomr_cutlass.ops.gemm import scaled
-from atomr_cutlass.ops.gemm.scaled import Scales
+from atomr_cutlass.ops.gemm import plans
+from atomr_cutlass.ops.gemm.plans import Scales
 from atomr_cutlass.pipeline.call import Call
 from atomr_cutlass.pipeline.call_options import CallOptions
 from atomr_cutlass.pipeline.operation import operation_of
@@ -98,7 +98,7 @@ def _forms(scales: Scales) -> list[tuple[tuple[int, ...], str] | None]:
 
 def test_kernels_are_asked_for_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
     what, scales = _asked(monkeypatch)
-    result = scaled.result_of(what)
+    result = plans.result_of(what)
     assert (what.m, what.n, what.k, what.c) == (3, 10, 256, None)
     assert (what.d.shape, what.d.strides, what.d.dtype) == ((3, 10), (16, 1), D.F16)
     assert (result.shape, result.strides) == ((3, 5), (8, 1))

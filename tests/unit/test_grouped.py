@@ -237,8 +237,8 @@ WRONG: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
         (_random(6, 200), _random(3, 200, 4)), {"offsets": ENDS, "scale_a": np.ones((6, 2), np.float32)},
         "block scales are for both operands or for neither",
     ),
-    "one list": (([A], B), {}, "a is a list and b is a ndarray"),
-    "other list": ((A, [B[0]]), {"offsets": ENDS}, "b is a list and a is a ndarray"),
+    "one list": (([A], B), {}, "b is a ndarray; expected a list, one for each group"),
+    "other list": ((A, [B[0]]), {"offsets": ENDS}, "b is a list; expected an array"),
     "lengths": (([A], [B[0], B[1]]), {}, "b has 2 members; a has 1"),
     "ranks of lists": (([A], [B]), {}, "b[0] has shape (3, 5, 4); expected a matrix"),
     "K of lists": (([A, A], [B[0], A]), {}, "a[1] has K = 5"),
@@ -459,14 +459,14 @@ SCALES = [
 
 @pytest.mark.parametrize(("form", "extents", "a", "b", "want"), SCALES)
 def test_forms_of_scales(form: str, extents: Any, a: Any, b: Any, want: tuple[str, str]) -> None:
-    shapes = [None if shape is None else [shape] for shape in (a, b)]
+    shapes = [() if shape is None else [shape] for shape in (a, b)]
     assert scale_forms(form, 4, [extents], *shapes) == want
 
 
 def test_forms_of_scales_of_lists() -> None:
     extents = [(4, 200, 300), (1, 200, 300)]
     vectors = [(4, 1), (1, 1)]
-    assert scale_forms(LIST, 2, extents, [(1,)], vectors[:0] or None) == ("tensor", "tensor")
+    assert scale_forms(LIST, 2, extents, [(1,)], ()) == ("tensor", "tensor")
     assert scale_forms(LIST, 2, extents, vectors, [(1, 200)] * 2) == ("vector", "vector")
     assert scale_forms(LIST, 2, extents, [(1,), (1, 1)], [(1, 200)] * 2) == ("tensor", "vector")
     assert scale_forms(LIST, 2, extents, [(4, 3), (1, 3)], [(3, 2)] * 2) == ("block", "block")

@@ -119,4 +119,4 @@ def test_a_failure_ends_it_too() -> None:
 
     with pytest.raises(ValueError, match=r"^$"):
         fail()
-    assert not compiler._waiting.running
+    assert not compiler._waiting.announced

@@ -25,7 +25,7 @@ import platformdirs
 import pytest
 
 import store_process
-from atomr_cutlass.errors import CacheError, CompileError, DeviceUnavailableError, InvalidOperandError
+from atomr_cutlass.errors import CacheError, CompileError, DeviceUnavailableError
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.jit import files as files_module
 from atomr_cutlass.jit import kernels, locks
@@ -68,6 +68,13 @@ def put(store: KernelStore, key: str, size: int = 100_000) -> Path:
     assert store.obtain(digest(key), lambda: kernel(key, size), {"name": key, "target": "sm_90a"})[1] == "compiled"
     (entry,) = (entry for entry in store.entries() if entry.info["name"] == key)
     return entry.path
+
+
+def limited(folder: Path, most: int) -> KernelStore:
+    """A store that keeps so many bytes."""
+    store = KernelStore(folder)
+    store.max_bytes = most
+    return store
 
 
 def start(action: str, *arguments: object) -> subprocess.Popen[str]:
@@ -150,7 +157,7 @@ def test_entries_tell_what_they_are(store: KernelStore) -> None:
 def test_nothing_is_made_before_it_is_needed(folder: Path, store: KernelStore) -> None:
     assert store.get(digest("a")) is None
     assert store.entries() == []
-    assert store.verify().checked == 0
+    assert store.verify() == (0, [])
     assert store.prune(everything=True).removed == 0
     assert not folder.exists()
 
@@ -182,11 +189,6 @@ def test_without_a_home_it_is_among_the_temporary_files(monkeypatch: pytest.Monk
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda *_, **__: Path("~/.cache/atomr_cutlass"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert KernelStore().folder == tmp_path / f"atomr_cutlass-{os.geteuid()}"
-
-
-def test_a_limit_that_is_none_is_refused(folder: Path) -> None:
-    with pytest.raises(InvalidOperandError, match="max_bytes is 0; expected a positive"):
-        KernelStore(folder, max_bytes=0)
 
 
 def test_2_mb_are_read_in_less_than_20_ms(store: KernelStore) -> None:
@@ -299,7 +301,7 @@ def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch, folder: Path, st
 
 @pytest.mark.parametrize("limit", [400_000, 50_000])
 def test_eviction_under_load_gives_everybody_the_right_bytes(folder: Path, limit: int) -> None:
-    stores = [KernelStore(folder, max_bytes=limit) for _ in range(2)]
+    stores = [limited(folder, limit) for _ in range(2)]
 
     def ask(index: int) -> bool:
         key = f"key{index * 7 % 20}"
@@ -312,12 +314,12 @@ def test_eviction_under_load_gives_everybody_the_right_bytes(folder: Path, limit
 
 
 def test_what_was_not_read_for_longest_goes_first(folder: Path) -> None:
-    store = KernelStore(folder, max_bytes=350_000)
+    store = limited(folder, 350_000)
     for key in ("a", "b", "c"):
         put(store, key)
     assert store.get(digest("a"))
     # Looking at them is no reading.
-    assert store.verify().checked == len(store.entries()) == 3
+    assert store.verify()[0] == len(store.entries()) == 3
     put(store, "d")
     assert [entry.info["name"] for entry in store.entries()] == ["a", "c", "d"]
 
@@ -331,7 +333,7 @@ def test_a_failure_is_remembered_with_its_log(folder: Path, store: KernelStore, 
     assert str(fail(store, log)) == "it does not compile"
     error = fail(store, log)
     assert re.match(r"it does not compile\n.*remembered from . s ago.*remove .*/failures", str(error))
-    assert (error.log, error.source, error.options, error.path) == ("line 1: error\n", "int x", ("-a", "-b"), "/a/b")
+    assert (error.log, error.source, error.options) == ("line 1: error\n", "int x", ("-a", "-b"))
     process = start("obtain", folder, "failing", log, 0)
     process.stdin.write("go\n")
     other = answer(process)
@@ -615,7 +617,7 @@ def test_kill_9_in_mid_compile_leaves_nothing_to_wait_for(
     assert store.obtain(digest("a"), maker("a", log), {}) == (kernel("a"), "compiled")
     assert time.monotonic() - start_of_call < 10
     assert compiled(log) == ["a", "a"]
-    assert store.verify() == store_module.Verification(1, ())
+    assert store.verify() == (1, [])
     assert files(folder / "locks") == []
 
 
@@ -721,7 +723,7 @@ def test_what_is_no_file_is_not_followed(
     good = path.rename(tmp_path / "good")
     before = good.read_bytes()
     plant(path, good)
-    assert [damage.path for damage in store.verify().damaged] in ([path], [path / "file"])
+    assert [damage.path for damage in store.verify()[1]] in ([path], [path / "file"])
     if not path.is_dir():
         plant(path, good)
     assert store.get(digest("a")) is None
@@ -742,8 +744,8 @@ def test_foreign_files_are_in_nobody_s_way(folder: Path, store: KernelStore, log
     assert store.obtain(digest("b"), maker("b", log), {})[1] == "compiled"
     fail(store, log)
     assert [entry.info.get("name") for entry in store.entries()] == [None, "a"]
-    checked = store.verify()
-    assert checked.checked == 2 + len(checked.damaged)
+    checked, damaged = store.verify()
+    assert checked == 2 + len(damaged)
     assert store.prune(everything=True).kept == 0
     assert store.obtain(digest("a"), maker("a", log), {})[1] == "compiled"
 
@@ -762,15 +764,15 @@ def test_verify_finds_every_damaged_entry(store: KernelStore) -> None:
     truncated.write_bytes(truncated.read_bytes()[:-5])
     open_to_all.chmod(0o606)
     shown: list[Path] = []
-    checked = store.verify(lambda paths: shown.extend(paths) or iter(paths))
-    assert checked.checked == len(shown) == 5
-    reasons = {damage.path: damage.reason for damage in checked.damaged}
+    checked, damaged = store.verify(lambda paths: shown.extend(paths) or iter(paths))
+    assert checked == len(shown) == 5
+    reasons = {damage.path: damage.reason for damage in damaged}
     assert reasons == {
         truncated: "does not match its checksum",
         open_to_all: "is writable by other users (mode 606)",
     }
-    assert all(damage.moved_to.exists() and not damage.path.exists() for damage in checked.damaged)
-    assert store.verify() == store_module.Verification(3, ())
+    assert all(damage.moved_to.exists() and not damage.path.exists() for damage in damaged)
+    assert store.verify() == (3, [])
     assert sorted(entry.path for entry in store.entries()) == sorted(good)
 
 
@@ -784,7 +786,7 @@ def test_an_entry_that_others_could_write_is_ignored(store: KernelStore, log: Pa
     path = put(store, "a")
     path.chmod(mode)
     assert store.get(digest("a")) is None
-    assert path.exists()
+    assert [kept.name[:64] for kept in files(store.folder / "quarantine")] == [f"{path.parent.name}{path.name}"]
     assert store.obtain(digest("a"), maker("a", log), {})[1] == "compiled"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert store.get(digest("a")) == kernel("a")
@@ -957,7 +959,7 @@ def test_a_cache_that_is_deleted_under_a_running_program_comes_back(
 
 @pytest.mark.parametrize("moment", [0, 1, 4102444800], ids=["1970", "1970 and a second", "2100"])
 def test_wrong_times_of_files_do_no_harm(folder: Path, log: Path, moment: int) -> None:
-    store = KernelStore(folder, max_bytes=350_000)
+    store = limited(folder, 350_000)
     for key in ("a", "b", "c"):
         put(store, key)
     for path in (folder, *folder.rglob("*")):
@@ -965,12 +967,12 @@ def test_wrong_times_of_files_do_no_harm(folder: Path, log: Path, moment: int) -
     assert all(store.get(digest(key)) == kernel(key) for key in ("a", "b", "c"))
     for path in folder.rglob("*"):
         os.utime(path, (moment, moment))
-    store = KernelStore(folder, max_bytes=350_000)
+    store = limited(folder, 350_000)
     for key in ("d", "e", "f"):
         put(store, key)
         assert store.get(digest(key)) == kernel(key)
     assert sum(entry.size for entry in store.entries()) <= 350_000
-    assert store.verify().damaged == ()
+    assert store.verify()[1] == []
     for path in folder.rglob("*"):
         os.utime(path, (moment, moment))
     assert store.prune(older_than=86400).kept == 0
@@ -989,7 +991,7 @@ def _names(store: KernelStore) -> list[object]:
 def test_prune_removes_what_was_not_read_for_longest(store: KernelStore) -> None:
     now = time.time()
     for age, key in enumerate(("a", "b", "c", "d")):
-        os.utime(put(store, key), (now - age * 86400, now))
+        os.utime(put(store, key), (now, now - age * 86400))
     assert store.prune() == store_module.Pruning(0, 0, 4, sum(entry.size for entry in store.entries()))
     assert store.prune(older_than=2.5 * 86400).removed == 1
     assert _names(store) == ["a", "b", "c"]

@@ -30,7 +30,7 @@ from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, Libra
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
-from atomr_cutlass.ops.matmul.request import FORMS
+from atomr_cutlass.ops.matmul.operation import FORMS
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.heuristic import heuristics
 from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec

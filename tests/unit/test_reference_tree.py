@@ -20,7 +20,7 @@ from atomr_cutlass.generator.epilogue.lower import is_narrow, lower
 from atomr_cutlass.generator.epilogue.ops import ACTIVATION_OPS, GRADIENT_OPS, OPS
 from atomr_cutlass.generator.epilogue.tree import INPUT_DTYPES, EpilogueVisitorTree, Node, Output
 from atomr_cutlass.reference.tree import FUNCTIONS
-from atomr_cutlass.reference.tree_error import beyond
+from atomr_cutlass.reference.tree_error import differing
 
 Array = np.ndarray[Any, Any]
 
@@ -878,10 +878,13 @@ def test_what_is_beyond_a_bound_is_counted_by_elements_and_bits() -> None:
     nan, inf = math.nan, math.inf
     have, want = np.array([[nan, inf, 1.0, 2.0, nan]]), np.array([[nan, inf, 1.25, 3.0, 0.0]])
     bound = np.array([[0.0, 0.0, 0.25, 0.5, 1.0]])
-    np.testing.assert_array_equal(beyond(have, want, bound), [[False, False, False, True, True]])
+    assert differing("x", have, want, bound) == {"x[0, 3] is 2, expected 3 within 0.5 (2 of 5 elements differ)": 2}
     have, want = np.array([[0b10000101]], np.uint8), np.array([[0b00000110]], np.uint8)
     either = np.array([[1.0, 0.0, 0.0]])  # and five bits of padding
-    assert list(np.flatnonzero(beyond(have, want, either))) == [1, 7]
+    assert differing("x", have, want, either) == {
+        "x has 1 bits set after its 3 columns, expected none": 1,
+        "x[0, 1] is 0, expected 1 (1 of 3 bits differ)": 1,
+    }
 
 
 def test_bits_may_differ_where_a_value_may_be_zero_or_not() -> None:

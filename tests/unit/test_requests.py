@@ -80,7 +80,7 @@ def test_extents_of_zero_and_the_largest_are_taken() -> None:
     [
         ({"shape": (8, 16, 32)}, "shape is .* expected a GemmShape"),
         ({"dtype": "bf16"}, "dtype is 'bf16'; expected a CutlassDtype"),
-        ({"arch": "sm_80"}, "arch is 'sm_80'; expected a SmArch"),
+        ({"arch": "sm_80"}, "arch is 'sm_80'; expected an SmArch"),
         ({"layout_a": "row"}, "layout_a is 'row'; expected a GemmLayout"),
         ({"layout_b": None}, "layout_b is None; expected a GemmLayout"),
         ({"layout_c": 0}, "layout_c is 0; expected a GemmLayout"),
@@ -636,9 +636,12 @@ def test_plans_name_dimensions_as_their_request_does() -> None:
     [
         ({"n": 0}, r"ConvShape\.n is 0; expected an integer from 1"),
         ({"c": 16.0}, r"ConvShape\.c is 16\.0"),
-        ({"stride": 0}, r"ConvShape\.stride is 0; expected an integer from 1"),
-        ({"padding": -1}, r"ConvShape\.padding is -1; expected an integer from 0"),
-        ({"dilation": (1, 2, 3)}, r"ConvShape\.dilation is \(1, 2, 3\); expected two integers"),
+        ({"stride": 0}, r"stride is \(0, 0\); expected an integer from 1, or one each"),
+        ({"padding": -1}, r"padding is \(-1, -1\); expected an integer from 0"),
+        (
+            {"dilation": (1, 2, 3)},
+            r"dilation is \(1, 2, 3\); expected an integer from 1, or one each for rows and columns",
+        ),
         ({"groups": 3}, "x has C = 16, no multiple of the 3 groups"),
         ({"r": 11}, "the result has no rows: 11 taps of w with dilation 1 are longer than 8 with padding 0 and 0"),
         ({"s": 5, "dilation": 3}, "the result has no columns: 5 taps of w with dilation 3 are longer than 9"),
@@ -648,3 +651,11 @@ def test_convolutions_without_sense_are_refused(changes: dict[str, Any], says: s
     extents: dict[str, Any] = {"n": 2, "h": 8, "w": 9, "c": 16, "k": 32, "r": 3, "s": 3} | changes
     with pytest.raises(InvalidOperandError, match=says):
         ConvShape.nhwc(**extents)
+
+
+@pytest.mark.parametrize(
+    "given", [{"stride": 2}, {"stride": [1, 2]}, {"padding": ([1, 1], [1, 1])}, {"dilation": [1, 1]}]
+)
+def test_pairs_of_convolutions_are_tuples(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOperandError, match="expected a tuple, for rows and columns"):
+        ConvShape(2, 8, 9, 16, 32, 3, 3, **given)

@@ -18,9 +18,9 @@ from atomr_cutlass.epilogue.results import MatrixResult
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.jit import kernels
-from atomr_cutlass.ops.gemm import plans, scaled
+from atomr_cutlass.ops.gemm import plans
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
-from atomr_cutlass.ops.gemm.scaled import Scale, Scales, scale_forms
+from atomr_cutlass.ops.gemm.plans import Scale, Scales, scale_forms
 from atomr_cutlass.pipeline import select
 from atomr_cutlass.pipeline.operation import operation_of
 from atomr_cutlass.pipeline.probe import Check
@@ -145,13 +145,13 @@ def test_block_scales_are_of_both_operands(a: tuple[int, ...] | None, b: tuple[i
 
 def test_the_problem_of_scales_has_the_scaled_epilogue() -> None:
     problem = _problem()
-    found = scaled.with_scales(problem, Scales(a=_scale((65, 1), "vector")))
+    found = plans.with_scales(problem, Scales(a=_scale((65, 1), "vector")))
     assert found == dataclasses.replace(problem, epilogue="scaled")
-    assert scaled.with_scales(problem, Scales(amax=_scale((1,), "tensor"))).epilogue == "scaled"
+    assert plans.with_scales(problem, Scales(amax=_scale((1,), "tensor"))).epilogue == "scaled"
 
 
 def test_the_problem_of_block_scales() -> None:
-    found = scaled.with_scales(_problem(), Scales(_scale((65, 5), "block"), _scale((5, 3), "block")))
+    found = plans.with_scales(_problem(), Scales(_scale((65, 5), "block"), _scale((5, 3), "block")))
     assert found.scale_granularity == (1, 128, 128)
     assert found.scale_type == "f32"
 
@@ -179,24 +179,24 @@ def test_problems_of_a_tree() -> None:
     problem = _problem(64, 128, 96)
     fusion = MatrixResult(problem.d.shape).dense(tree, problem.d)
     scales = Scales(a=_scale((64, 1), "vector"))
-    for given, base in ((scaled.NO_SCALES, "lc"), (scales, "scaled")):
-        source, plain = scaled.rewritten(problem, given, fusion)
+    for given, base in ((plans.NO_SCALES, "lc"), (scales, "scaled")):
+        source, plain = plans.rewritten(problem, given, fusion)
         assert plain.epilogue == f"{base}+{tree.program}"
         assert source.epilogue == plain.epilogue.replace("input:matrix:bf16", "input:source:bf16")
         residual = next(operand for operand in fusion.inputs if operand.name == "residual")
         assert (plain.c, source.c) == (None, residual.spec)
         assert source.operands == plain.operands == tuple(array.spec for array in fusion.arrays)
     with_c = dataclasses.replace(problem, c=problem.d)
-    (only,) = scaled.rewritten(with_c, scales, fusion)
+    (only,) = plans.rewritten(with_c, scales, fusion)
     assert (only.c, only.epilogue) == (problem.d, f"scaled+{tree.program}")
-    assert scaled.rewritten(problem, scales) == [scaled.with_scales(problem, scales)]
+    assert plans.rewritten(problem, scales) == [plans.with_scales(problem, scales)]
 
 
 def test_a_problem_that_the_table_serves_goes_before_one_to_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = EvtBuilder().add_bias("bias").add_matrix("residual", D.BF16).build()
     problem = _problem(64, 128, 96)
     fusion = MatrixResult(problem.d.shape).dense(tree, problem.d)
-    source, plain = rewritten = scaled.rewritten(problem, scaled.NO_SCALES, fusion)
+    source, plain = rewritten = plans.rewritten(problem, plans.NO_SCALES, fusion)
     monkeypatch.setattr(kernels, "record_miss", lambda _key: None)
 
     def chosen(backend: str = "auto") -> tuple[GemmProblem, str]:
@@ -223,7 +223,9 @@ def test_a_problem_that_the_table_serves_goes_before_one_to_be_compiled(monkeypa
 
 
 def _launches(problem: GemmProblem, scales: Scales, most: int | None = None) -> list[Any]:
-    return plans._launches(scales, SimpleNamespace(problem=problem, batches=collapse_batches(problem)), most)  # type: ignore[arg-type]
+    formulation: Any = SimpleNamespace(problem=problem, batches=collapse_batches(problem))
+    made = plans._launches(scales, formulation, most)
+    return [SimpleNamespace(count=count, offsets=at, scale_a=a, scale_b=b) for count, at, a, b in made]
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (65, 1), (1, 65, 1)])
@@ -239,8 +241,8 @@ def test_a_launch_takes_as_many_batches_as_a_grid() -> None:
     tree = EvtBuilder().add_matrix("residual", D.BF16).build()
     problem = _problem(65, 300, 128, batch_a=(7,))
     fusion = MatrixResult(problem.d.shape).dense(tree, problem.d)
-    *_, problem = scaled.rewritten(problem, scaled.NO_SCALES, fusion)
-    launches = _launches(problem, scaled.NO_SCALES, 3)
+    *_, problem = plans.rewritten(problem, plans.NO_SCALES, fusion)
+    launches = _launches(problem, plans.NO_SCALES, 3)
     starts = [(0, 0, 0, 0, 0)] + [(n * 65 * 128, 0, *(n * 65 * 300,) * 3) for n in (3, 6)]
     assert [(launch.count, launch.offsets) for launch in launches] == list(zip((3, 3, 1), starts, strict=True))
 

@@ -195,18 +195,18 @@ def plain_forms(arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
     """Host arrays by name, with fp4 operands unpacked and their scales plain: what the reference takes."""
     found = dict(arrays)
     for name in ALONG:
+        scale = f"scale_{name}"
         if element_of(arrays[name].dtype) not in _ELEMENTS or arrays[name].ndim < 2:
             continue
         values = _turned(arrays[name], name)
         if values.dtype == np.uint8:
-            if f"scale_{name}" not in arrays:
+            if scale not in arrays:
                 raise InvalidOperandError(
-                    f"{name} is uint8, which is fp4 packed two to a byte, and scale_{name} is no array: fp4 comes with "
+                    f"{name} is uint8, which is fp4 packed two to a byte, and {scale} is no array: fp4 comes with "
                     "block scales (ac.quantize); integers of 8 bits are int8"
                 )
             values = unpack_fp4(values)
         found[name] = _turned(values, name)
-        scale = f"scale_{name}"
         if scale in arrays:
             found[scale] = _plain(arrays[scale], name, values.shape)
     return found
@@ -253,6 +253,5 @@ def host_views(views: Mapping[str, _core.Operand]) -> dict[str, _core.Operand]:
     """Views of operands; where these are fp4 in host memory, they and their scales in the forms of `plain_forms`."""
     if views["a"].device_type != CPU or not any(views[name].dtype in _ELEMENTS for name in ALONG):
         return dict(views)
-    names = [name for name in ("a", "b", "scale_a", "scale_b") if name in views]
-    made = plain_forms({name: operands.to_numpy(views[name]) for name in names})
-    return {name: operands.as_operand(made[name]) if name in names else view for name, view in views.items()}
+    given = {name: operands.to_numpy(views[name]) for name in ("a", "b", "scale_a", "scale_b") if name in views}
+    return {**views, **{name: operands.as_operand(array) for name, array in plain_forms(given).items()}}

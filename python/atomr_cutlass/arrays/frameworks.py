@@ -7,7 +7,9 @@ A framework is supported by one class; `FRAMEWORKS` lists them, and adding one i
 from __future__ import annotations
 
 import abc
+import functools
 import math
+import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar, Token
@@ -19,7 +21,7 @@ import numpy as np
 from .. import _core
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
-from ..generator.errors import shown
+from ..generator.errors import expect, shown
 from .numerics import Element, element_of
 
 CPU = 1  # DLDeviceType
@@ -49,15 +51,16 @@ class LaunchStream:
         named: whether the caller named it. Then arrays are the caller's to order, but for those whose protocol orders
             them, and for memory that a framework allocates.
         awaited: whether the caller waits for what is launched before anybody gets the result: nothing is released then.
+        synchronized: a GPU that the call waits for at its end: of a framework without streams that can be ordered.
     """
 
     handle: int
     named: bool
     awaited: bool = False
+    synchronized: int | None = field(default=None, init=False)
     _imported: dict[int, tuple[Any, _core.Operand]] = field(default_factory=dict, init=False)
     _others: dict[int, int] = field(default_factory=dict, init=False)
     _streams: dict[tuple[Framework, int], int | None] = field(default_factory=dict, init=False)
-    _synchronized: int | None = field(default=None, init=False)
     _token: Token[LaunchStream | None] | None = field(default=None, init=False)
 
     def __enter__(self) -> LaunchStream:  # noqa: PYI034 - it has no subclass
@@ -109,18 +112,14 @@ class LaunchStream:
         if allocated or not self.named:
             self._others[stream] = device
 
-    def synchronize(self, device: int) -> None:
-        """Has the call wait at its end for its launches: for a framework without streams that can be ordered."""
-        self._synchronized = device
-
     def release(self) -> None:
         """Has every stream that was acquired wait for the launches."""
         for stream, device in self._others.items():
             _core.order_streams(device, self.handle, stream)
         self._others.clear()
-        if self._synchronized is not None and not _core.capturing(self._synchronized, self.handle):
-            _core.synchronize(self._synchronized, self.handle)
-        self._synchronized = None
+        if self.synchronized is not None and not _core.capturing(self.synchronized, self.handle):
+            _core.synchronize(self.synchronized, self.handle)
+        self.synchronized = None
 
 
 _current: ContextVar[LaunchStream | None] = ContextVar("launch stream", default=None)
@@ -227,21 +226,6 @@ class ExchangeApi(Framework):
         return array, _core.Operand.of(array)
 
 
-class OutdatedPyTorch(Framework):
-    """PyTorch before 2.10: without the exchange API neither its stream nor its allocator can be had."""
-
-    def recognizes(self, array: Any) -> bool:
-        tensor = getattr(sys.modules.get("torch"), "Tensor", ())
-        return isinstance(array, tensor) and not _core.has_exchange_api(array)
-
-    def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
-        version = getattr(sys.modules["torch"], "__version__", "of an unknown version")
-        raise UnsupportedError(
-            f"{name} is a tensor of PyTorch {version}, which lacks DLPack's exchange API: PyTorch 2.10 is the oldest "
-            "that is supported; pip install 'torch>=2.10'"
-        )
-
-
 class DlpackProducer(Framework):
     """Whatever has `__dlpack__`: the producer itself orders its work before the launch stream."""
 
@@ -254,6 +238,12 @@ class DlpackProducer(Framework):
 
     def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
         refuse_gradient(array, name)
+        if "torch" in packages(array):  # neither its stream nor its allocator can be had
+            version = getattr(sys.modules["torch"], "__version__", "of an unknown version")
+            raise UnsupportedError(
+                f"{name} is a tensor of PyTorch {version}, which lacks DLPack's exchange API: PyTorch 2.10 is the "
+                "oldest that is supported; pip install 'torch>=2.10'"
+            )
         try:
             given, device = array.__dlpack_device__()
         except (TypeError, ValueError) as error:
@@ -317,7 +307,7 @@ class Jax(DlpackProducer):
     def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
         operand = super().import_array(array, name, launch)
         if operand.device_type == CUDA:
-            launch.synchronize(operand.device)  # JAX may give the memory to another array as soon as it is let go
+            launch.synchronized = operand.device  # JAX may give the memory to another array as soon as it is let go
         return operand if operand.read_only else _changed(operand, operand.device_type, read_only=True)
 
     def allocate(self, shape: Shape, element: Element, device: int, like: Any) -> Allocated:
@@ -337,12 +327,19 @@ class CudaArray(Framework):
     def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
         refuse_gradient(array, name)
         interface = array.__cuda_array_interface__
-        _check_interface(interface, f"the __cuda_array_interface__ of a {type(array).__name__}")
-        element, shape, (pointer, read_only) = np.dtype(interface["typestr"]), interface["shape"], interface["data"]
-        dtype = element_of(element)
+        label = f"the __cuda_array_interface__ of a {type(array).__name__}"
+        expect(interface, Mapping, label, "a dict")
         if interface.get("mask") is not None:
             raise InvalidOperandError("the array has a mask, which no kernel reads: fill what is masked")
-        strides = interface.get("strides")
+        field = functools.partial(_field, interface, label)
+        element = field("typestr", _dtype, "one such as '<f4'")
+        dtype = element_of(element)
+        shape = field("shape", lambda extents: _integers(extents, 0, _EXTENTS), "a tuple of integers")
+        pointer, read_only = field("data", _memory, "(address, whether it is read-only)")
+        strides = field("strides", lambda steps: _integers(steps, -_EXTENTS, _EXTENTS), "a tuple of integers")
+        stream = field("stream", lambda handle: _integers([handle], 0, ADDRESSES)[0], "a handle")
+        if pointer == 0 and 0 not in shape:
+            raise InvalidOperandError(f"{label} has no memory for the elements of {shown(shape)}: its address is 0")
         if strides is not None:
             if len(strides) != len(shape):
                 raise InvalidOperandError(f"shape {shape} has strides {strides}: one is needed per dimension")
@@ -351,15 +348,14 @@ class CudaArray(Framework):
         if device is None:
             known = 0 not in shape and not _core.driver_problem()
             device = _core.pointer_device(pointer) if known else 0
-        stream = interface.get("stream")
         launch.acquire(int(device), 0 if stream == LEGACY_STREAM else stream)
-        return _core.Operand(pointer, shape, strides, dtype, CUDA, int(device), bool(read_only), array)
+        return _core.Operand(pointer, shape, strides, dtype, CUDA, int(device), read_only, array)
 
 
 OWN, NUMPY, JAX, DLPACK = Own(), NumPy(), Jax(), DlpackProducer()
 
 FRAMEWORKS: tuple[Framework, ...] = (
-    OWN, NUMPY, ExchangeApi(), OutdatedPyTorch(), CuPy(), JAX, DLPACK, CudaArray()
+    OWN, NUMPY, ExchangeApi(), CuPy(), JAX, DLPACK, CudaArray()
 )  # fmt: skip
 """Every framework; an array is the first one's that recognizes it."""
 
@@ -379,44 +375,34 @@ def refuse_gradient(array: Any, name: str) -> None:
         )
 
 
-def _check_interface(interface: Any, label: str) -> None:
-    """Refuses a `__cuda_array_interface__` whose fields violate the protocol."""
-    if not isinstance(interface, Mapping):
-        raise InvalidOperandError(f"{label} is {shown(interface)}; expected a dict")
-    rules: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-        ("shape", lambda shape: _are_integers(shape, 0, _EXTENTS), "a tuple of integers"),
-        ("typestr", _names_dtype, "one such as '<f4'"),
-        ("data", _is_memory, "(address, whether it is read-only)"),
-        ("strides", lambda strides: _are_integers(strides, -_EXTENTS, _EXTENTS), "a tuple of integers"),
-        ("stream", lambda stream: _are_integers((stream,), 0, ADDRESSES), "a handle"),
-    )
-    for name, valid, expected in rules:
-        value, optional = interface.get(name), name in ("strides", "stream")
-        if name not in interface and not optional:
-            raise InvalidOperandError(f"{label} has no {name}")
-        if not valid(value) and not (optional and value is None):
-            raise InvalidOperandError(f"{label} has {name} {shown(value)}; expected {expected}")
-    shape = interface["shape"]
-    if interface["data"][0] == 0 and 0 not in shape:
-        raise InvalidOperandError(f"{label} has no memory for the elements of {shown(shape)}: its address is 0")
-
-
-def _are_integers(values: Any, least: int, end: int) -> bool:
-    """Whether this is a tuple or a list of integers from `least` to below `end`."""
-    return isinstance(values, (tuple, list)) and all(
-        isinstance(value, (int, np.integer)) and least <= value < end for value in values
-    )
-
-
-def _is_memory(data: Any) -> bool:
-    return isinstance(data, (tuple, list)) and len(data) == 2 and _are_integers(data[:1], 0, ADDRESSES)
-
-
-def _names_dtype(typestr: Any) -> bool:
+def _field(interface: Mapping[str, Any], label: str, name: str, read: Callable[[Any], Any], expected: str) -> Any:
+    """A field of a `__cuda_array_interface__`, as `read` takes it; None where one that may be left out is."""
+    value = interface.get(name)
+    if value is None and name in ("strides", "stream"):
+        return None
     try:
-        return isinstance(typestr, str) and np.dtype(typestr) is not None
-    except (TypeError, ValueError, SyntaxError):  # commas and parentheses are Python's to NumPy
-        return False
+        return read(value)
+    except (TypeError, ValueError, SyntaxError):  # commas and parentheses in a dtype's name are Python's to NumPy
+        raise InvalidOperandError(f"{label} has {name} {shown(value)}; expected {expected}") from None
+
+
+def _dtype(name: Any) -> np.dtype[Any]:
+    if not isinstance(name, str):  # others have a meaning to NumPy
+        raise TypeError(name)
+    return np.dtype(name)
+
+
+def _integers(values: Any, least: int, end: int) -> Shape:
+    """Integers from `least` to below `end`; TypeError or ValueError for others."""
+    found = tuple(map(operator.index, values))
+    if not all(least <= value < end for value in found):
+        raise ValueError(values)
+    return found
+
+
+def _memory(data: Any) -> tuple[int, bool]:
+    address, read_only = data
+    return _integers([address], 0, ADDRESSES)[0], bool(read_only)
 
 
 def _in_elements(strides: Sequence[int], size: int) -> list[int]:

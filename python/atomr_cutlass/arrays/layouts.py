@@ -15,17 +15,6 @@ TO_NHWC = (0, 2, 3, 1)
 TO_NCHW = (0, 3, 1, 2)
 
 
-def in_nhwc(view: _core.Operand, layout: str) -> _core.Operand:
-    """The view with its dimensions in the order of NHWC."""
-    made: _core.Operand = permuted(view, axes_of(layout, TO_NHWC))
-    return made
-
-
-def from_nhwc(image: Any, layout: str) -> Any:
-    """An array or a view in the order of NHWC with its dimensions in that of `layout`."""
-    return permuted(image, axes_of(layout))
-
-
 def axes_of(layout: str, axes: Shape = TO_NCHW) -> Shape:
     """The axes to permute images by; none where `layout` is the order of NHWC already."""
     return () if layout == "nhwc" else axes

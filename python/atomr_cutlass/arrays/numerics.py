@@ -9,6 +9,7 @@ ml_dtypes is imported inside the functions that need it, so that importing the p
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -27,10 +28,7 @@ INTEGER_DTYPES: Final = frozenset({CutlassDtype.I8, CutlassDtype.I32})
 """The integer element types: their products and sums are exact."""
 
 PRECISIONS: Final = ("ieee", "tf32", "3xtf32")
-"""The precisions that a caller may choose for float32 operands."""
-
-MATH_MODES: Final = ("default", *PRECISIONS)
-"""How operands are multiplied: `default` for every dtype but float32, the others for float32 only."""
+"""The precisions that a caller may choose for float32 operands: their math modes; that of others is `default`."""
 
 FAST: Final = "fast"
 """fp8's further math mode, fast accumulation: the same sums, with fewer bits kept (see `reference.tolerance`)."""
@@ -61,12 +59,8 @@ def numpy_dtype(dtype: CutlassDtype | ScaleType) -> np.dtype[Any]:
 
     `TF32` is stored as float32; `F4E2M1` takes one byte an element (see `quantization.pack_fp4`).
     """
-    if hasattr(np, dtype.numpy_name):
-        scalar: type[Any] = getattr(np, dtype.numpy_name)
-    else:
-        import ml_dtypes
-
-        scalar = getattr(ml_dtypes, dtype.numpy_name)
+    module = np if hasattr(np, dtype.numpy_name) else importlib.import_module("ml_dtypes")
+    scalar: type[Any] = getattr(module, dtype.numpy_name)
     return np.dtype(scalar)
 
 
@@ -124,13 +118,10 @@ def math_mode(dtype: CutlassDtype, precision: str | None, *, fast_accum: bool = 
 
 @functools.cache
 def _info(dtype: CutlassDtype) -> Any:
-    """The limits of a floating-point type as NumPy or ml_dtypes tells them."""
-    kind = numpy_dtype(dtype)
-    if kind.isbuiltin == 1:
-        return np.finfo(kind)
+    """The limits of a floating-point type; ml_dtypes knows NumPy's too."""
     import ml_dtypes
 
-    return ml_dtypes.finfo(kind)  # type: ignore[no-untyped-call]
+    return ml_dtypes.finfo(numpy_dtype(dtype))  # type: ignore[no-untyped-call]
 
 
 def finite_max(dtype: CutlassDtype) -> float:

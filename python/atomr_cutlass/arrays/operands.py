@@ -25,10 +25,10 @@ from .frameworks import ADDRESSES, CPU, CUDA, DLPACK, JAX, OWN, LaunchStream, fr
 from .numerics import BYTE, AnyArray, Element, default_out_dtype, dtype_of, element_of, numpy_dtype
 
 __all__ = [
-    "BYTE", "CPU", "CUDA", "as_operand", "check_apart", "check_backend", "check_devices", "check_followers",
-    "check_out", "check_scalars", "check_writable", "clear_async", "copy_in", "current_stream", "download", "dtype_of",
-    "empty", "finished", "host_result", "is_jax", "launch_stream", "launching", "on_reference", "refuse_jax_out",
-    "result_dtype", "stream_handle", "to_numpy", "upload", "views_of", "write_async",
+    "BYTE", "CPU", "CUDA", "as_operand", "check_apart", "check_backend", "check_devices", "check_out", "check_scalars",
+    "check_writable", "clear_async", "copy_in", "current_stream", "download", "dtype_of", "empty", "finished",
+    "host_result", "launch_stream", "launching", "on_reference", "refuse_jax_out", "result_dtype", "stream_handle",
+    "to_numpy", "upload", "views_of", "write_async",
 ]  # fmt: skip
 
 _warned = threading.Event()
@@ -78,21 +78,14 @@ def _handle_of(stream: Any) -> Any:
         version_and_handle = protocol() if callable(protocol) else protocol
         pair = isinstance(version_and_handle, (tuple, list)) and len(version_and_handle) == 2
         return version_and_handle[1] if pair else None
-    for attribute in ("cuda_stream", "ptr", "handle"):  # torch.cuda.Stream, cupy.cuda.Stream, cuda.core.Stream
-        handle = getattr(stream, attribute, None)
-        if handle is not None:
-            return handle
-    return None
+    attributes = ("cuda_stream", "ptr", "handle")  # of torch.cuda.Stream, cupy.cuda.Stream, cuda.core.Stream
+    handles = (getattr(stream, attribute, None) for attribute in attributes)
+    return next((handle for handle in handles if handle is not None), None)
 
 
 def current_stream(array: Any) -> int:
     """The stream that the array's framework works on in this thread, on the array's device; 0 where it has none."""
     return (framework_of(array) or OWN).current_stream(array, None) or 0
-
-
-def is_jax(array: Any) -> bool:
-    """Whether the array is JAX's: immutable, and on no stream that a caller can name."""
-    return JAX.recognizes(array)
 
 
 def empty(shape: tuple[int, ...], element: Element, device: int, like: Any) -> tuple[Any, _core.Operand]:
@@ -145,15 +138,6 @@ def check_scalars(alpha: float, beta: float, c: Any, scale_d: Any = None) -> Non
         raise InvalidOperandError("c is given but beta is 0, so it would not be read: give beta, or leave c out")
     if c is None and beta != 0:
         raise InvalidOperandError(f"beta is {beta}, so c is needed")
-
-
-def check_followers(op: str, epilogue: Any, activation: Any, others: Iterable[str]) -> None:
-    """Refuses `others`, arguments that only an epilogue takes, without one, and an activation beside one."""
-    strays = ", ".join(others)
-    if epilogue is None and strays:
-        raise InvalidOperandError(f"{strays}: {op} has no such argument, and there is no epilogue to take it")
-    if epilogue is not None and activation is not None:
-        raise InvalidOperandError("epilogue and activation are given: apply the activation in the epilogue")
 
 
 def check_devices(views: Mapping[str, _core.Operand]) -> None:
@@ -222,7 +206,7 @@ def check_apart(
 
 def refuse_jax_out(out: Any, name: str = "out", *, needed: bool = False) -> None:
     """Refuses a JAX array for a result, which may be left out unless it is `needed`."""
-    if out is not None and is_jax(out):
+    if out is not None and JAX.recognizes(out):
         cure = "give an array that may be written" if needed else f"leave {name} away"
         raise InvalidOperandError(f"{name} is a JAX array, which cannot be written: {cure}")
 
@@ -257,9 +241,8 @@ def upload(array: AnyArray, device: int, *, columns: bool = False) -> _core.Oper
     dense = np.ascontiguousarray(array.swapaxes(-1, -2) if columns else array)
     buffer = _core.Buffer(device, max(1, dense.nbytes))
     _core.upload(buffer.pointer, device, dense.view(np.uint8))
-    strides = [stride // array.itemsize for stride in dense.strides]
-    if columns:
-        strides[-2:] = reversed(strides[-2:])
+    laid_out = dense.swapaxes(-1, -2) if columns else dense
+    strides = [stride // array.itemsize for stride in laid_out.strides]
     return _core.Operand(buffer.pointer, array.shape, strides, element, CUDA, device, False, buffer)
 
 

@@ -44,13 +44,8 @@ class Trace:
         for given, first in inputs:
             self._firsts.setdefault(id(given), []).append(first)
         self._places: dict[tuple[Any, ...], int] = {}
-        self._guarded: set[int] = set()
         self._count = 0
-        self._open = True
-
-    def close(self) -> None:
-        """Ends the program: its numbers are no more than integers from now on."""
-        self._open = False
+        self.is_open = True  # until its end; its numbers are no more than integers then
 
     def place(self, value: Any) -> int:
         """The place of a number, or of a constant."""
@@ -62,8 +57,10 @@ class Trace:
     def _put(self, instruction: tuple[Any, ...], known: tuple[Any, ...] | None = None, leaves: int = 1) -> int:
         """The place of what an instruction leaves, which is told apart by `known` where that is given."""
         known = known or instruction
-        if known not in self._places and self._open:
-            self._append(instruction)
+        if known not in self._places and self.is_open:
+            if len(self.program) == _LONGEST:
+                raise Untraceable
+            self.program.append(instruction)
             self._places[known] = self._count
             self._count += leaves
         return self._places.get(known, 0)
@@ -87,17 +84,9 @@ class Trace:
 
     def guard(self, place: int, value: Any) -> None:
         """The program serves only calls for which the number of this place is the same."""
-        if not self._open or place in self._guarded:
-            return
-        if not abs(value) < _EXACT:
+        if self.is_open and not abs(value) < _EXACT:
             raise Untraceable
-        self._guarded.add(place)
-        self._append(("guard", place, value))
-
-    def _append(self, instruction: tuple[Any, ...]) -> None:
-        if len(self.program) == _LONGEST:
-            raise Untraceable
-        self.program.append(instruction)
+        self._put(("guard", place, value), leaves=0)
 
     def view(self, array: Any, view: _core.Operand) -> _core.Operand:
         """The view of an array of the call, its extents and strides as numbers; of another, `Untraceable`."""
@@ -123,9 +112,8 @@ class Trace:
     def first(self, ranking: _core.Ranking, extents: Sequence[Sequence[Any]], *, whole: bool) -> _core.Found | None:
         """`ranking.first`, whose choice is a guard."""
         found = ranking.first([[plain(extent) for extent in each] for each in extents], whole)
-        places = [[self.place(extent) for extent in each] for each in extents]
-        known = "rank", id(ranking), whole, *map(tuple, places)
-        entry = self._put(("rank", ranking, places, whole), known, leaves=_OF_RANKING)
+        places = tuple(tuple(map(self.place, each)) for each in extents)
+        entry = self._put(("rank", ranking, places, whole), leaves=_OF_RANKING)
         self.guard(entry, -1 if found is None else found[0])
         if found is None:
             return None
@@ -135,7 +123,7 @@ class Trace:
     def least(self, model: _core.TimeModel, kernel: _core.ModelKernel, extents: Sequence[Any], device: Any) -> Any:
         """`model.least`."""
         value = model.least(kernel, [plain(extent) for extent in extents], device)
-        places = tuple(self.place(extent) for extent in extents)
+        places = tuple(map(self.place, extents))
         return Number(self, self._put(("least", model, kernel, places, device)), value)
 
 
@@ -168,7 +156,6 @@ class Number:
     __slots__ = ("place", "trace", "value")
 
     def __init__(self, trace: Trace, place: int, value: Any) -> None:
-        """The number that a program leaves at a place."""
         self.trace, self.place, self.value = trace, place, value
 
     # That of the value, which `isinstance` then takes it for.
@@ -207,23 +194,15 @@ class Number:
 class TracedView(_core.Operand):
     """A view whose extents and strides are numbers; its `view` has them as integers."""
 
+    shape: tuple[Any, ...] = ()
+    strides: tuple[Any, ...] = ()
+
     def __init__(self, view: _core.Operand, shape: tuple[Any, ...], strides: tuple[Any, ...]) -> None:
-        """The view with these extents and strides, whose values are its own."""
         super().__init__(
             view.pointer, view.shape, view.strides, view.dtype, view.device_type, view.device, view.read_only, view,
             view.settled,
         )  # fmt: skip
-        self.view, self._shape, self._strides = view, shape, strides
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Extents."""
-        return self._shape
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Elements from one index to the next."""
-        return self._strides
+        self.view, self.shape, self.strides = view, shape, strides
 
 
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -240,7 +219,7 @@ def tracing(inputs: Sequence[tuple[Any, int]]) -> Iterator[Trace]:
     try:
         yield trace
     finally:
-        trace.close()
+        trace.is_open = False
         _current.reset(token)
 
 

@@ -8,12 +8,9 @@ import time
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ..jit.store import KernelStore
-from .output import AsJson, complain, line, print_json, report, size_text, track
+from .output import AsJson, complain, line, print_json, print_table, report, size_text, track
 
 cache_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -48,11 +45,7 @@ def cache_list_command(*, as_json: AsJson = False) -> None:
     if not entries:
         complain(f"there is no kernel in {store.folder}")
     elif sys.stdout.isatty():
-        shown = Table("name", "target", "size", "age", "compiled in", box=None, pad_edge=False)
-        shown.columns[0].overflow = "fold"
-        for row in lines:
-            shown.add_row(*map(Text, row))
-        Console().print(shown)
+        print_table(("name", "target", "size", "age", "compiled in"), lines)
         line(f"{len(entries)} kernels, {size_text(sum(entry.size for entry in entries))} in {store.folder}")
     else:
         print(*map("\t".join, lines), sep="\n")
@@ -63,19 +56,19 @@ def cache_verify_command(*, as_json: AsJson = False) -> None:
     """Checks every checksum, moves what is damaged or unsafe to the quarantine, and ends with 1 if there was any."""
     store = KernelStore()
     # A thousand kernels are a gigabyte, which takes seconds.
-    found = store.verify(lambda paths: track(paths, "Checking", disable=len(paths) < 500))
+    checked, damaged = store.verify(lambda paths: track(paths, "Checking", disable=len(paths) < 500))
     lines = [
-        f"{damage.path} {damage.reason}: "
-        + (f"moved to {damage.moved_to}" if damage.moved_to else "it could not be moved; remove it")
-        for damage in found.damaged
+        f"{one.path} {one.reason}: "
+        + (f"moved to {one.moved_to}" if one.moved_to else "it could not be moved; remove it")
+        for one in damaged
     ]
     report(
-        {"folder": store.folder, "checked": found.checked, "damaged": [vars(damage) for damage in found.damaged]},
+        {"folder": store.folder, "checked": checked, "damaged": [vars(one) for one in damaged]},
         *lines,
-        f"{found.checked} kernels in {store.folder}, {len(found.damaged)} of them damaged",
+        f"{checked} kernels in {store.folder}, {len(damaged)} of them damaged",
         as_json=as_json,
     )
-    if found.damaged:
+    if damaged:
         raise typer.Exit(1)
 
 

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import platform
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -16,8 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from .. import _core
 from ..errors import CacheError, CutlassError
@@ -34,7 +31,7 @@ from ..pipeline import devices, table
 from ..pipeline.devices import Device
 from ..pipeline.table import KernelInfo
 from ..pipeline.verification import verification
-from .output import AsJson, complain, heading, line, print_json, size_text
+from .output import AsJson, complain, heading, line, print_json, print_table, size_text
 
 T = TypeVar("T")
 
@@ -130,27 +127,26 @@ def _jit_lines(jit: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def print_kernels(kernels: list[KernelInfo]) -> None:
     """Kernels as a table."""
-    shown = Table(
-        "op", "arch", "A x B -> D", "layouts", "align", "tile", "cluster", "pack", "verified", "name",
-        box=None, pad_edge=False,
-    )  # fmt: skip
-    shown.columns[-1].overflow = "fold"
+    rows = []
     for info in kernels:
         key = info.key
         math = "" if key.math == "default" else f" ({key.math})"
-        shown.add_row(
-            key.op,
-            key.arch.value + (" + PTX" if info.ptx else ""),
-            f"{key.a.value} x {key.b.value} -> {key.d.value}{math}",
-            key.layout_a + key.layout_b + key.layout_d,
-            f"{key.align_a},{key.align_b},{key.align_d}",
-            "x".join(map(str, key.tile)),
-            "x".join(map(str, key.cluster)),
-            info.pack,
-            verification(key, info).short,
-            info.name,
+        rows.append(
+            (
+                key.op,
+                key.arch.value + (" + PTX" if info.ptx else ""),
+                f"{key.a.value} x {key.b.value} -> {key.d.value}{math}",
+                key.layout_a + key.layout_b + key.layout_d,
+                f"{key.align_a},{key.align_b},{key.align_d}",
+                "x".join(map(str, key.tile)),
+                "x".join(map(str, key.cluster)),
+                info.pack,
+                verification(key, info).short,
+                info.name,
+            )
         )
-    Console().print(shown)
+    columns = ("op", "arch", "A x B -> D", "layouts", "align", "tile", "cluster", "pack", "verified", "name")
+    print_table(columns, rows)
     line(f"{len(kernels)} kernels")
 
 
@@ -224,11 +220,7 @@ def _tool(version: str, where: Path) -> dict[str, str]:
 
 
 def _gpu(device: Device, kernels: list[KernelInfo]) -> dict[str, Any]:
-    runs = sum(
-        info.shared_bytes <= device.shared_memory
-        and devices.rank_arch(info.key.arch, device, ptx=info.ptx, cuda_version=info.cuda_version) is not None
-        for info in kernels
-    )
+    runs = sum(info.shared_bytes <= device.shared_memory and info.rank(device) is not None for info in kernels)
     return {**asdict(device), "arch": device.arch.value if device.arch else None, "kernels": runs}
 
 
@@ -280,12 +272,9 @@ def _cache() -> dict[str, Any]:
 
 def _headers() -> dict[str, str] | None:
     folder = jit_toolchain.CUTLASS
-    try:
-        text = (folder / "cutlass" / "version.h").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    numbers = dict(re.findall(r"#define CUTLASS_(MAJOR|MINOR|PATCH)\s+(\d+)", text))
-    return _tool(".".join(numbers.get(part, "?") for part in ("MAJOR", "MINOR", "PATCH")), folder)
+    parts = ("CUTLASS_MAJOR", "CUTLASS_MINOR", "CUTLASS_PATCH")
+    numbers = [jit_toolchain.defined(folder / "cutlass" / "version.h", part) for part in parts]
+    return None if None in numbers else _tool(".".join(map(str, numbers)), folder)
 
 
 def _driver_cure(problem: str) -> str:

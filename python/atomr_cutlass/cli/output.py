@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import rich.progress
 import typer
 from rich.console import Console
+from rich.table import Column, Table
 from rich.text import Text
 
 T = TypeVar("T")
@@ -46,6 +47,15 @@ def line(text: str, style: str = "") -> None:
     """A line on standard output."""
     # Names and commands are to be copied: no wrapping, and brackets are no markup.
     Console().print(Text(text, style), soft_wrap=True)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table on standard output; long names are folded."""
+    headers = (Column(name, overflow="fold" if name == "name" else "ellipsis") for name in columns)
+    shown = Table(*headers, box=None, pad_edge=False)
+    for row in rows:
+        shown.add_row(*map(Text, row))
+    Console().print(shown)
 
 
 def heading(text: str) -> None:

@@ -130,10 +130,7 @@ def merge_command(paths: Several, *, output: Output, as_json: AsJson = False) ->
 
 def _write(path: Path, data: bytes, *, as_json: bool, **facts: Any) -> None:
     """Writes a pack, of which readers see all or nothing, and reports what is in the file."""
-    try:
-        files.write(path, data, path.parent, mode=0o644)
-    except OSError as error:
-        raise InvalidOperandError(f"cannot write {path}: {error.strerror or error}") from error
+    files.save(path, data)
     manifest = pack.read_manifest(path)
     value = {"path": path, "bytes": len(data), **facts, **manifest}
     report(value, f"{path}: {len(manifest['kernels'])} kernels, {size_text(len(data))}", as_json=as_json)
@@ -180,7 +177,7 @@ def epilogue_command(
         "out_dtype": decided.value if decided else None,
         "dtypes": [entry.value for entry in types],
     }
-    files.write(output, f"{json.dumps(made, indent=1)}\n".encode(), output.absolute().parent, mode=0o644)
+    files.save(output, f"{json.dumps(made, indent=1)}\n".encode())
     built = f"build with CMAKE_ARGS='-DATOMR_CUTLASS_EPILOGUES={output.absolute()}'"
     report({"path": output, **made}, f"{output}: {tree!r}; {built}", as_json=as_json)
 

@@ -3,81 +3,57 @@
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
-
-import numpy as np
+from typing import Any
 
 from .. import _core
-from ..arrays import operands
-from ..arrays.numerics import AnyArray, FloatArray, numpy_dtype
+from ..arrays.numerics import AnyArray, FloatArray
 from ..arrays.operands import BYTE, check_devices, refuse_jax_out
 from ..checks import NUMBERS
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.common import bias_and_activation
-from ..generator.epilogue.tree import RESULT, EpilogueVisitorTree, Output
+from ..generator.epilogue.tree import MATRIX, RESULT, EpilogueVisitorTree, Output
 from ..pipeline import call as calls
 from ..reference.tree import evaluate as evaluate_tree
-from .bound import Fusion
 from .results import GroupedResult, MatrixResult
 from .trace import Traced, trace
 
-Result: TypeAlias = MatrixResult | GroupedResult
-"""The result that a tree is computed over. Of a matrix, an operand has one view; of groups, one or those of a list."""
-
-ResultT = TypeVar("ResultT", bound=Result)
-ResultT_co = TypeVar("ResultT_co", bound=Result, covariant=True)
-
 
 @dataclass(frozen=True)
-class BoundEpilogue(Generic[ResultT_co]):
+class BoundEpilogue:
     """An epilogue with the arrays of a call.
 
     Attributes:
         traced: its tree, and how results are returned.
+        result: what the tree is computed over: a MatrixResult, or a GroupedResult, which writes D alone.
         dtype: element type of D.
         inputs: views of the tree's operands, by label.
-        outputs: views of the arrays that are given for results, by label: D, which is `out`, and the tree's outputs.
-        given: those arrays themselves, by name.
+        outputs: the arrays that are given for results, by name, with their views.
     """
 
     traced: Traced
-    result: ResultT_co
+    result: Any
     dtype: CutlassDtype
     inputs: dict[str, _core.Operand]
-    outputs: dict[str, _core.Operand]
-    given: dict[str, Any]
+    outputs: dict[str, tuple[Any, Any]]
 
     @property
     def tree(self) -> EpilogueVisitorTree:
         """The tree."""
         return self.traced.tree
 
-    def results(self: BoundEpilogue[MatrixResult]) -> dict[str, calls.Result]:
+    def results(self) -> dict[str, calls.Result]:
         """The arrays that are written, by name; D comes last."""
-        written = {
-            output.name: (self.result.array_shape(output), BYTE if output.dtype is None else output.dtype.dlpack)
-            for output in self.tree.outputs
-        }
-        written[RESULT] = (self.result.shape, self.dtype.dlpack)
-        return {
-            name: calls.Result(shape, element, self.given.get(name), self.outputs.get(name))
-            for name, (shape, element) in written.items()
-        }
-
-    def fusion(self: BoundEpilogue[MatrixResult], views: Mapping[str, _core.Operand]) -> Fusion:
-        """The tree as part of a problem; `views` has those of all its operands, by name."""
-        return self.result.fusion(self.tree, views)
+        results = {}
+        for output in (*self.tree.outputs, Output(RESULT, MATRIX, self.dtype)):
+            shape, element = self.result.array_shape(output), BYTE if output.dtype is None else output.dtype.dlpack
+            results[output.name] = calls.Result(shape, element, *self.outputs.get(output.name, ()))
+        return results
 
     def evaluate(
-        self: BoundEpilogue[MatrixResult],
-        acc: FloatArray,
-        fetch: Callable[[_core.Operand], AnyArray],
-        *,
-        scale_d: float | None = None,
+        self, acc: FloatArray, fetch: Callable[[_core.Operand], AnyArray], *, scale_d: float | None
     ) -> dict[str, AnyArray]:
         """The results by name, computed by the reference of accumulators and of the host arrays that `fetch` makes."""
         read = {
@@ -85,19 +61,19 @@ class BoundEpilogue(Generic[ResultT_co]):
             for name, view in self.inputs.items()
         }
         found = evaluate_tree(self.tree, acc.reshape(self.result.matrix), read, out_dtype=self.dtype, scale_d=scale_d)
-        shapes = {output.name: self.result.array_shape(output) for output in self.tree.outputs}
-        return {name: values.reshape(shapes.get(name, self.result.shape)) for name, values in found.items()}
+        results = self.results()
+        return {name: values.reshape(results[name].shape) for name, values in found.items()}
 
 
 def bind(
     call: calls.Call,
-    result: ResultT,
+    result: MatrixResult | GroupedResult,
     product: Mapping[str, Any],
     *,
     taken: Collection[str],
     out_dtype: CutlassDtype,
     acc: CutlassDtype,
-) -> BoundEpilogue[ResultT]:
+) -> BoundEpilogue:
     """Binds the epilogue of a call, or its bias and activation as a tree, to the call's arrays, which it checks.
 
     Without a beta the call's `c` is an operand of the epilogue. `product` has the views of the product's operands, `c`
@@ -122,28 +98,25 @@ def bind(
     _check_names(tree, views, {*taken, "c"} if own_c else taken)
     for operand in tree.inputs:
         result.check_input(operand, views[operand.name])
-    written = [output for output in tree.outputs if output.name in views]
-    for output in written:
-        refuse_jax_out(arrays[output.name], output.name)
-        result.check_output(output, views[output.name])
+    outputs = {RESULT: (call.out, product[RESULT])} if RESULT in product else {}
+    for output in tree.outputs:
+        if output.name in views:
+            refuse_jax_out(arrays[output.name], output.name)
+            result.check_output(output, views[output.name])
+            outputs[output.name] = arrays[output.name], views[output.name]
     check_devices(result.labelled({**product, **views}))
     result.check_apart(tree, product, views)
-    outputs = {output.name: views[output.name] for output in written}
-    own = {output.name: arrays[output.name] for output in written}
-    if RESULT in product:
-        outputs |= result.labelled({RESULT: product[RESULT]})
-        own[RESULT] = call.out
     if tree.result_dtype not in (None, out_dtype) and (call.options.out_dtype or RESULT in product or own_c):
         raise InvalidOperandError(
             f"the epilogue casts D to {tree.result_dtype.value}; out, out_dtype or c say {out_dtype.value}"
         )
     inputs = result.labelled({operand.name: views[operand.name] for operand in tree.inputs})
-    return BoundEpilogue(traced, result, tree.result_dtype or out_dtype, inputs, outputs, own)
+    return BoundEpilogue(traced, result, tree.result_dtype or out_dtype, inputs, outputs)
 
 
 def _traced(
     epilogue: Any,
-    result: Result,
+    result: MatrixResult | GroupedResult,
     views: dict[str, Any],
     numbers: Mapping[str, Any],
     *,
@@ -191,11 +164,3 @@ def refuse_scale_d(scale_d: Any) -> None:
             "scale_d is a number, and what follows the product does not let it be part of alpha: multiply in the "
             "epilogue, or give it as an array (gemm of fp8)"
         )
-
-
-def reduce_nothing(outputs: Iterable[Output], views: Mapping[str, _core.Operand], stream: int) -> None:
-    """Writes the reductions of a result without elements in the order of a stream: 0, and of maxima -infinity."""
-    for output in outputs:
-        if output.reduction and output.dtype is not None:
-            view, value = views[output.name], -math.inf if output.reduction == "max" else 0.0
-            operands.write_async(np.full(view.shape, value, numpy_dtype(output.dtype)), view, stream)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..arrays.numerics import BYTE
+import numpy as np
+
+from ..arrays import operands
+from ..arrays.numerics import BYTE, numpy_dtype
 from ..errors import UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.common import form_of, wider
@@ -149,6 +152,14 @@ def source_number(epilogue: str) -> int | None:
     return kinds.index(SOURCE) if SOURCE in kinds else None
 
 
+def reduce_nothing(tree: EpilogueVisitorTree, views: Mapping[str, Any], stream: int) -> None:
+    """Writes the reductions of a result without elements in the order of a stream: 0, and of maxima -infinity."""
+    for output in tree.outputs:
+        if output.reduction and output.dtype is not None:
+            view, value = views[output.name], -math.inf if output.reduction == "max" else 0.0
+            operands.write_async(np.full(view.shape, value, numpy_dtype(output.dtype)), view, stream)
+
+
 class FusedOperands:
     """The operands of a problem's tree as slots of a plan, and as fields of the kernel's arguments.
 
@@ -171,15 +182,10 @@ class FusedOperands:
             written = operand in outputs
             size = operand.dtype.bits // 8
             shape, strides = operand.slot or (operand.shape, operand.strides)
-            place = steps.slot(
-                operand.name,
-                shape,
-                strides,
-                operand.element,
-                alignment=size * key.align_d if number == source else size,
-                # D may overwrite a matrix, since that is read before D is written.
-                role="output" if written else "source" if operand.kind == MATRIX else "input",
-            )
+            alignment = size * key.align_d if number == source else size
+            # D may overwrite a matrix, since that is read before D is written.
+            role = "output" if written else "source" if operand.kind == MATRIX else "input"
+            place = steps.slot(operand.name, shape, strides, operand.element, alignment=alignment, role=role)
             self._places.append(place)
             if written and (operand.reduction or (operand.kind == MASK and clear_masks)):
                 if not is_dense(operand.shape, operand.strides):

@@ -41,7 +41,7 @@ class _Read(NamedTuple):
     name: str
     kind: str | None
     dtype: CutlassDtype | None
-    default_kind: str | None
+    default: str | None
 
 
 class EvtBuilder:
@@ -63,14 +63,9 @@ class EvtBuilder:
         self._compute_dtype = element_type(compute_dtype, "compute_dtype")
         self._declared = {ACCUMULATOR: _Declared(Node(ACCUMULATOR))}
         self._reads: list[_Read] = []
-        self._stored: dict[str, tuple[Output, str]] = {}
-        self._unstored: list[Output] = []
+        self._written: dict[str, tuple[Output, str | None]] = {}
         self._current = ACCUMULATOR
         self._chained = False
-
-    # ------------------------------------------------------------------------------------------------------------------
-    # Graph
-    # ------------------------------------------------------------------------------------------------------------------
 
     def input(self, name: str, kind: str, dtype: Any = None) -> EvtBuilder:
         """An operand: `scalar`, `row` (N,), `column` (M,), `matrix` (M, N) or `mask`, which has no dtype."""
@@ -90,24 +85,18 @@ class EvtBuilder:
             inputs: names of nodes.
             attributes: the operation's numbers by name.
         """
-        expect(op, str, f"operation of node {shown(name)}", "a name")
+        label = f"node {shown(name)}"
+        expect(op, str, f"operation of {label}", "a name")
         for value in inputs:
-            if not isinstance(value, str):
-                raise InvalidOperandError(
-                    f"node {shown(name)} has {shown(value)} where a name is expected: nodes are given by name, numbers "
-                    "by .constant"
-                )
+            expect(value, str, f"an input of {label}", "a name: nodes are given by name, numbers by .constant")
         if op not in OPS and op != "cast":
-            raise InvalidOperandError(f"node {shown(name)} has unknown operation {op!r}; valid: {', '.join(OPS)}, cast")
+            raise InvalidOperandError(f"{label} has unknown operation {op!r}; valid: {', '.join(OPS)}, cast")
         if op == "leaky_relu":
             attributes = {"slope": LEAKY_SLOPE, **attributes}
         expected = OPS[op].attributes if op in OPS else ("dtype",)
         if set(attributes) != set(expected):
-            raise InvalidOperandError(
-                f"node {shown(name)}: {op} takes {', '.join(expected) or 'no numbers'}; given are "
-                f"{', '.join(attributes) or 'none'}"
-            )
-        label = f"node {shown(name)}"
+            takes = ", ".join(expected) or "no numbers"
+            raise InvalidOperandError(f"{label}: {op} takes {takes}; given are {', '.join(attributes) or 'none'}")
         values: tuple[str | float, ...]
         if op == "cast":
             values = (element_type(attributes["dtype"], label).value,)
@@ -120,7 +109,7 @@ class EvtBuilder:
 
         Args:
             name: of the output.
-            node: the node; None declares an output that something is stored to later.
+            node: the node; None declares an output that something else stores to.
             dtype: its element type; if None that of the node's cast, else `compute_dtype`. D's is the call's where
                 neither says it.
             kind: `matrix`, or `mask` for node != 0 as bits.
@@ -139,13 +128,9 @@ class EvtBuilder:
         expect(node, str, f"node of output {shown(name)}", "a name")
         return self._write(name, node, kind, None, reduction)
 
-    # ------------------------------------------------------------------------------------------------------------------
-    # Chain
-    # ------------------------------------------------------------------------------------------------------------------
-
     def scale(self, by: str | float) -> EvtBuilder:
         """Times a number, a node, or an operand of one element."""
-        return self._then("multiply", self._current, self._read("scale", by, default_kind=SCALAR))
+        return self._then("multiply", self._current, self._read("scale", by, None, None, default=SCALAR))
 
     def add_bias(self, name: str = "bias", axis: str = ROW, dtype: Any = None) -> EvtBuilder:
         """Plus a vector: (N,) for `row`, added to every row, or (M,) for `column`."""
@@ -159,7 +144,7 @@ class EvtBuilder:
         expect(name, str, "name of a matrix", "a name")
         term = self._read("add_matrix", name, MATRIX, dtype)
         if not isinstance(scale, NUMBERS) or scale != 1.0:
-            term = self._step("multiply", term, self._read("add_matrix", scale, default_kind=SCALAR))
+            term = self._step("multiply", term, self._read("add_matrix", scale, None, None, default=SCALAR))
         return self._then("add", self._current, term)
 
     def activation(self, name: str, **attributes: Any) -> EvtBuilder:
@@ -204,8 +189,6 @@ class EvtBuilder:
         """Rounds to an element type; as the last step, it is D's."""
         return self._then("cast", self._current, dtype=dtype)
 
-    # ------------------------------------------------------------------------------------------------------------------
-
     def build(self) -> EpilogueVisitorTree:
         """The tree.
 
@@ -218,10 +201,8 @@ class EvtBuilder:
         for output, name in stored.values():
             if name not in declared:
                 raise InvalidOperandError(f"{name!r} is stored to {output.name!r}, but not declared: add the node")
-        used = {ACCUMULATOR, *(name for _, name in stored.values())}
-        for name in reversed(order):
-            if name in used:
-                used.update(declared[name].inputs)
+        read = (name for _, inputs in declared.values() for name in inputs)
+        used = {ACCUMULATOR, *read, *(name for _, name in stored.values())}
         for name in declared:
             if name not in used:
                 unread = declared[name].node
@@ -247,14 +228,10 @@ class EvtBuilder:
         if name == RESULT and kind != MATRIX:
             raise InvalidOperandError(f"{node!r} is stored to {RESULT!r} as a {kind}; D is a matrix")
         output = Output(name, kind, element, reduction)
-        if node is None:
-            self._unstored.append(output)
-            return self
-        if name in self._stored:
-            raise InvalidOperandError(
-                f"{self._stored[name][1]!r} and {node!r} are both stored to {name!r}: choose another name"
-            )
-        self._stored[name] = output, node
+        known, source = self._written.get(name, (output, None))
+        if node is not None and source is not None:
+            raise InvalidOperandError(f"{source!r} and {node!r} are both stored to {name!r}: choose another name")
+        self._written[name] = _merged(known, output, node) if source is None else _merged(output, known, source)
         return self
 
     def _declare(self, name: str, node: Node, inputs: tuple[str, ...] = ()) -> EvtBuilder:
@@ -280,29 +257,21 @@ class EvtBuilder:
         self._chained = True
         return self
 
-    def _read(
-        self,
-        reader: str,
-        source: str | float,
-        kind: str | None = None,
-        dtype: Any = None,
-        *,
-        default_kind: str | None = None,
-    ) -> str:
+    def _read(self, reader: str, source: str | float, kind: str | None, dtype: Any, default: str | None = None) -> str:
         """The name of a step's operand; declares a constant if it is a number."""
         if not isinstance(source, str):
             name = self._name()
             self.constant(name, source)
             return name
         element = None if dtype is None else element_type(dtype, f"input {source!r}")
-        self._reads.append(_Read(reader, source, kind, element, default_kind))
+        self._reads.append(_Read(reader, source, kind, element, default))
         return source
 
     def _operands(self) -> dict[str, _Declared]:
         """All declarations by name, with those of operands that steps of the chain name first."""
         declared = dict(self._declared)
         for read in self._reads:
-            kind = read.kind or read.default_kind
+            kind = read.kind or read.default
             if read.name not in declared and kind is not None:
                 declared[read.name] = _Declared(self._operand(read.name, kind, read.dtype))
             elif read.name in declared and declared[read.name].node.op == "input":
@@ -311,18 +280,18 @@ class EvtBuilder:
 
     def _outputs(self) -> dict[str, tuple[Output, str]]:
         """The outputs by name, D included, each with what it was declared with, and with the name of its node."""
-        stored = dict(self._stored)
-        if RESULT not in stored:
-            if len(self._declared) > 1 and not self._chained:
-                raise InvalidOperandError(f"nothing is stored to {RESULT!r}, which is D: .output({RESULT!r}, node)")
-            stored[RESULT] = Output(RESULT, MATRIX, None), self._current
-        for output in self._unstored:
-            if output.name not in stored:
+        stored: dict[str, tuple[Output, str]] = {}
+        for name, (output, node) in ({RESULT: (Output(RESULT, MATRIX, None), None)} | self._written).items():
+            if node is not None:
+                stored[name] = output, node
+            elif name != RESULT:
                 raise InvalidOperandError(
-                    f"output {output.name!r} is declared, but nothing is stored to it: "
-                    f".output({output.name!r}, node), or remove it"
+                    f"output {name!r} is declared, but nothing is stored to it: .output({name!r}, node), or remove it"
                 )
-            stored[output.name] = _merged(output, *stored[output.name])
+            elif len(self._declared) > 1 and not self._chained:
+                raise InvalidOperandError(f"nothing is stored to {RESULT!r}, which is D: .output({RESULT!r}, node)")
+            else:
+                stored[RESULT] = output, self._current
         return stored
 
 
@@ -336,7 +305,7 @@ def _check_read(read: _Read, known: Node) -> None:
         raise InvalidOperandError(f"{known} is {dtype}, but {read.reader} reads it as {read.dtype.value}: give one")
 
 
-def _merged(declared: Output, stored: Output, node: str) -> tuple[Output, str]:
+def _merged(declared: Output, stored: Output, node: str | None) -> tuple[Output, str | None]:
     """A store with the element type that its output was declared with."""
     differ = declared.dtype is not None and stored.dtype not in (None, declared.dtype)
     if declared.kind != stored.kind or differ:
@@ -344,9 +313,10 @@ def _merged(declared: Output, stored: Output, node: str) -> tuple[Output, str]:
             " ".join(filter(None, [output.reduction, output.kind, output.dtype and output.dtype.value]))
             for output in (declared, stored)
         ]
+        other = "declared again" if node is None else f"{node!r} is stored to it"
         raise InvalidOperandError(
-            f"output {stored.name!r} is declared as {forms[0]}, but {node!r} is stored to it as {forms[1]}: "
-            "give one, or leave the declaration out"
+            f"output {stored.name!r} is declared as {forms[0]}, but {other} as {forms[1]}: give one, or leave the "
+            "declaration out"
         )
     return replace(stored, dtype=stored.dtype or declared.dtype), node
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.ops import LEAKY_SLOPE, OPS
@@ -25,10 +25,6 @@ __all__ = [
 ]  # fmt: skip
 
 Operable: TypeAlias = Value | float
-
-
-class _Stored(Protocol):
-    def __call__(self, x: Value) -> Stored: ...
 
 
 _P = ParamSpec("_P")
@@ -52,18 +48,13 @@ def _like(function: Callable[_P, Value], op: str, doc: str) -> Callable[_P, Valu
     return _named(call, op, doc)
 
 
-def _stored(name: str, kind: str, reduction: str, doc: str) -> _Stored:
+def _stored(name: str, kind: str, reduction: str, doc: str) -> Callable[[Value], Stored]:
     def call(x: Value) -> Stored:
         if not isinstance(x, Value):
             raise refusal(f"{name} of a {type(x).__name__}", "give it a traced value")
         return Stored(x, kind, reduction)
 
     return _named(call, name, doc)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Operations on values
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def relu(x: Operable) -> Value:
@@ -150,10 +141,6 @@ def cast(x: Operable, dtype: Any) -> Value:
     return apply("cast", x, attributes=(element_type(dtype, f"{location()}: cast").value,))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Results that are returned beside values
-# ----------------------------------------------------------------------------------------------------------------------
-
 mask = _stored("mask", MASK, "", "Stores x != 0 as bits, eight to a byte along N: (..., M, ceil(N / 8)) of uint8.")
 row_sum = _stored("row_sum", ROW, "sum", "The sum over M: (..., N).")
 row_max = _stored("row_max", ROW, "max", "The maximum over M: (..., N).")
@@ -166,10 +153,6 @@ total_max = _stored("total_max", SCALAR, "max", "The maximum of everything, batc
 total_amax = _stored("total_amax", SCALAR, "amax", "The largest magnitude of everything, batches included: (1,).")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Functions of PyTorch and NumPy, and methods of arrays
-# ----------------------------------------------------------------------------------------------------------------------
-
 _REDUCTIONS: Final = frozenset(
     {"sum", "max", "min", "amax", "amin", "mean", "norm", "reduce", "softmax", "log_softmax"}
 )
@@ -178,10 +161,15 @@ _FACTS: Final = frozenset(
 )
 
 
-def _operation(op: str) -> Callable[..., Value]:
-    if OPS[op].arity == 1:
-        return lambda x, /: apply(op, x)
-    return lambda x, other, /: apply(op, x, other)
+def _operations(*names: str, **others: str) -> dict[str, Callable[..., Value]]:
+    """Functions by name: of the operations with these names, and those that have others here."""
+
+    def function(op: str) -> Callable[..., Value]:
+        if OPS[op].arity == 1:
+            return lambda x, /: apply(op, x)
+        return lambda x, other, /: apply(op, x, other)
+
+    return {name: function(op) for name, op in [*zip(names, names, strict=True), *others.items()]}
 
 
 def _scaled(op: str) -> Callable[..., Value]:
@@ -216,45 +204,31 @@ def _gelu(x: Any, /, approximate: Any = "none") -> Value:
     return apply("gelu" if approximate == "none" else "gelu_tanh", x)
 
 
-def _clamp(x: Any, /, min: Any = None, max: Any = None) -> Value:  # noqa: A002 - PyTorch's names
-    return clamp(x, min, max)
-
-
 def _clip(x: Any, /, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Value:  # noqa: A002
     return clamp(x, a_min if min is None else min, a_max if max is None else max)
 
 
 _SAME: Final = {
-    **{
-        name: _operation(name)
-        for name in (
-            "absolute", "exp", "log", "reciprocal", "sqrt", "square", "tanh", "multiply", "maximum", "minimum",
-            "not_equal", "less", "less_equal", "greater", "greater_equal",
-        )
-    },
-    "abs": _operation("absolute"),
-    "negative": _operation("negate"),
+    **_operations(
+        "absolute", "exp", "log", "reciprocal", "sqrt", "square", "tanh", "multiply", "maximum", "minimum",
+        "not_equal", "less", "less_equal", "greater", "greater_equal", abs="absolute", negative="negate",
+    ),
     "where": where,
 }  # fmt: skip
 """The functions that have the same name in PyTorch and NumPy."""
 
 TORCH: Final[Mapping[str, Callable[..., Value]]] = _SAME | {
-    **{name: _operation(name) for name in ("relu", "rsqrt", "sigmoid", "silu", "hardswish")},
-    **{
-        name: _operation(op)
-        for name, op in (
-            ("neg", "negate"), ("mul", "multiply"), ("max", "maximum"), ("min", "minimum"), ("eq", "equal"),
-            ("ne", "not_equal"), ("lt", "less"), ("le", "less_equal"), ("gt", "greater"), ("ge", "greater_equal"),
-        )
-    },
+    **_operations(
+        "relu", "rsqrt", "sigmoid", "silu", "hardswish", neg="negate", mul="multiply", max="maximum", min="minimum",
+        eq="equal", ne="not_equal", lt="less", le="less_equal", gt="greater", ge="greater_equal",
+    ),
     "add": _scaled("add"),
     **dict.fromkeys(("sub", "subtract"), _scaled("subtract")),
     **dict.fromkeys(("div", "divide", "true_divide"), _divide),
     "pow": _power,
     "gelu": _gelu,
     "leaky_relu": lambda x, /, negative_slope=LEAKY_SLOPE: leaky_relu(x, negative_slope),
-    "clamp": _clamp,
-    "clip": _clamp,
+    **dict.fromkeys(("clamp", "clip"), _clip),
     "clamp_min": lambda x, /, min: maximum(x, min),  # noqa: A006
     "clamp_max": lambda x, /, max: minimum(x, max),  # noqa: A006
     "hardtanh": lambda x, /, min_val=-1.0, max_val=1.0: clamp(x, min_val, max_val),
@@ -263,14 +237,11 @@ TORCH: Final[Mapping[str, Callable[..., Value]]] = _SAME | {
 """PyTorch's functions by name. `equal`, which compares whole tensors there, is not among them."""
 
 NUMPY: Final[Mapping[str, Callable[..., Value]]] = _SAME | {
-    **{name: _operation(name) for name in ("add", "subtract", "divide", "equal")},
-    "fabs": _operation("absolute"),
-    "true_divide": _operation("divide"),
+    **_operations("add", "subtract", "divide", "equal", fabs="absolute", true_divide="divide"),
     **dict.fromkeys(("power", "float_power"), _power),
     "clip": _clip,
 }
 """NumPy's functions by name."""
-
 
 METHODS: Final[Mapping[str, Callable[..., Value]]] = {
     **TORCH,
@@ -284,34 +255,28 @@ METHODS: Final[Mapping[str, Callable[..., Value]]] = {
 """Methods of tensors and arrays by name."""
 
 
-def method(value: Value, name: str) -> Callable[..., Value]:
-    """A value's method, refused where it has none of this name."""
-    if name not in METHODS:
-        raise refusal(f".{name} of a traced value", _cure(name))
-
-    return lambda *args, **kwargs: call(METHODS, name, f".{name}()", (value, *args), kwargs)
+_OWNERS: Final = {".": METHODS, "torch's ": TORCH, "numpy.": NUMPY}
 
 
-def call(
-    table: Mapping[str, Callable[..., Value]], name: str, shown: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Value:
-    """Applies a function or method of a table, which messages call `shown`, to these arguments."""
-    function = table.get(name)
+def foreign(owner: str, name: str) -> Callable[..., Value]:
+    """A function or method of one of _OWNERS; refused where there is none of this name."""
+    function, shown = _OWNERS[owner].get(name), owner + name
     if function is None:
         raise refusal(f"{shown} of a traced value", _cure(name))
-    given = dict(kwargs)
-    if given.pop("inplace", False) or given.pop("out", None) is not None:
-        raise refusal(f"{shown} in place", "leave inplace and out away, and use what it returns")
-    try:
-        _signature(function).bind(*args, **given)
-    except TypeError as error:
-        raise refusal(f"{shown} of a traced value, {error}", _cure(name)) from None
-    return function(*args, **given)
+
+    def call(*args: Any, **kwargs: Any) -> Value:
+        if kwargs.pop("inplace", False) or kwargs.pop("out", None) is not None:
+            raise refusal(f"{shown} in place", "leave inplace and out away, and use what it returns")
+        try:
+            _signature(function).bind(*args, **kwargs)
+        except TypeError as error:
+            raise refusal(f"{shown} of a traced value, {error}", _cure(name)) from None
+        return function(*args, **kwargs)
+
+    return call
 
 
-@functools.cache
-def _signature(function: Callable[..., Value]) -> inspect.Signature:
-    return inspect.signature(function)
+_signature: Final = functools.cache(inspect.signature)
 
 
 def _cure(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from .. import _core
 from ..arrays import operands
-from ..arrays.layouts import collapses, in_layout, in_nhwc, pixel_strides
+from ..arrays.layouts import TO_NHWC, axes_of, collapses, in_layout, permuted, pixel_strides
 from ..arrays.numerics import INTEGER_DTYPES, AnyArray
 from ..arrays.operands import BYTE, check_apart, check_out, check_writable
 from ..errors import InvalidOperandError, UnsupportedError, require
@@ -17,7 +17,7 @@ from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.lower import LINEAR, epilogue_id
 from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree, Input, Output
 from ..generator.rules import supports_grouped_tree, supports_tree
-from ..pipeline.problem import MatrixSpec, row_major
+from ..pipeline.problem import MatrixSpec, broadcasts_to, row_major
 from .bound import Fusion, GroupedFusion, GroupOperand, Layout, Shape, TreeArray
 from .trace import Operand, operand_of, readings
 
@@ -81,8 +81,7 @@ class MatrixResult:
         if kind == SCALAR:
             fits = math.prod(shape) == 1
         else:
-            missing = len(batches) - len(shape[:-2])
-            if missing < 0 or any(x not in (1, y) for x, y in zip(shape[:-2], batches[missing:], strict=True)):
+            if not broadcasts_to(shape[:-2], batches):
                 raise InvalidOperandError(f"{name} has shape {shape}, whose batches do not broadcast to {self.matrix}")
             fits = shape[-2:] == inner or (kind == ROW and shape[-2:] == (1, n))
         if not fits:  # words only then: they would tie plans to these extents (`arrays.symbols`)
@@ -104,10 +103,9 @@ class MatrixResult:
     ) -> None:
         """Refuses results that share memory with each other or with an operand; `out` is among those of the product."""
         # D may be in the place of a matrix or of C: each element is read before it is written.
-        outputs = [output.name for output in tree.outputs if output.name in views]
-        written = {name: views[name] for name in outputs}
-        written |= {RESULT: product[RESULT]} if RESULT in product else {}
-        read = {name: view for name, view in {**product, **views}.items() if name not in written}
+        every, outputs = {**product, **views}, [*(output.name for output in tree.outputs), RESULT]
+        written = {name: every[name] for name in outputs if name in every}
+        read = {name: view for name, view in every.items() if name not in written}
         check_apart(written, read, ("c", *(operand.name for operand in tree.inputs if operand.kind == MATRIX)))
 
     def fusion(self, tree: EpilogueVisitorTree, arrays: Mapping[str, _core.Operand | MatrixSpec]) -> Fusion:
@@ -159,15 +157,15 @@ class ImageResult(MatrixResult):
 
     def view(self, array: Any, name: str) -> _core.Operand:
         """The view of an array that names its dimensions as `layout` does, in the order of NHWC."""
-        return in_nhwc(super().view(array, name), self.layout)
+        image: _core.Operand = permuted(super().view(array, name), axes_of(self.layout, TO_NHWC))
+        return image
 
     def as_matrix(self, name: str, shape: Shape, strides: Shape) -> Layout:
         """Extents and strides of an array as the tree sees it, for which its pixels have to be evenly spaced."""
         if shape == self.shape[:-1]:
-            shape, strides, last = (*shape, 1), (*strides, 1), False
-        elif len(shape) == len(self.shape):
-            last = True
-        else:
+            (pixels, _), (step, _) = self.as_matrix(name, (*shape, 1), (*strides, 1))
+            return (pixels,), (step,)
+        if len(shape) != len(self.shape):
             return shape, strides
         pixels = math.prod(shape[:-1])
         if pixels != 1 and shape[:-1] != self.shape[:-1]:
@@ -181,8 +179,7 @@ class ImageResult(MatrixResult):
                 f"{name} has strides {strides} (NHWC order): its pixels are not evenly spaced, as kernels read them; "
                 f"copy it, in PyTorch {name} = {name}.contiguous(memory_format=torch.channels_last)"
             )
-        step = pixel_strides(spec)[0]
-        return ((pixels, shape[-1]), (step, strides[-1])) if last else ((pixels,), (step,))
+        return (pixels, shape[-1]), (pixel_strides(spec)[0], strides[-1])
 
     def array_shape(self, operand: Input | Output) -> Shape:
         """The extents of the array for an operand; a column's are (N, P, Q, 1), of a reduction (N, P, Q)."""
@@ -222,13 +219,11 @@ class GroupedResult:
 
     Attributes:
         number: of groups.
-        extents: (M, N) of the results, of a list of each member.
-        members: extents of the arrays: one, or of a list one for each group.
+        members: extents of D's arrays, (..., M, N): of one for all groups, or of a list.
         lists: the names of the operands that are lists, with a member for each group.
     """
 
     number: int
-    extents: Sequence[tuple[int, int]]
     members: Sequence[Shape]
     lists: Collection[str]
 
@@ -272,7 +267,8 @@ class GroupedResult:
             if all(self._fits(view.shape, kind, index) for index, view in enumerate(views)):
                 return Operand(kind, operands.dtype_of(first, name))
         for index, view in enumerate(views):
-            for kind in readings(view.shape, *self._matrix(index), bits=bits)[:1]:
+            m, n = self._matrix(index)
+            for kind in readings(view.shape, m, n, bits=bits)[:1]:
                 if kind not in (SCALAR, ROW):
                     return Operand(kind, None if kind == MASK else operands.dtype_of(view, name))
         index = next((i for i, view in enumerate(views) if not self._fits(view.shape, ROW, i)), 0)
@@ -345,8 +341,8 @@ class GroupedResult:
             return "one element" if kind == SCALAR else f"({n},)"
         return f"one element or ({self.number}, 1, 1)" if kind == SCALAR else f"({n},) or ({self.number}, {n})"
 
-    def _matrix(self, index: int) -> tuple[int, int]:
-        return self.extents[min(index, len(self.extents) - 1)]
+    def _matrix(self, index: int) -> Shape:
+        return self.members[min(index, len(self.members) - 1)][-2:]
 
 
 def _element(view: _core.Operand, name: str) -> CutlassDtype | None:

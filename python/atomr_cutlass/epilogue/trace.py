@@ -28,17 +28,13 @@ from ..generator.epilogue.tree import (
     Node,
     Output,
 )
-from .values import Scope, Stored, Value, element_type, finite, is_byte
+from .values import Scope, Stored, Value, element_name, element_type, finite
 
 SINGLE, TUPLE, DICT = "single", "tuple", "dict"
 """How a function returns its results."""
 
 _SAME_ALONG = {ROW: (ROW, SCALAR), COLUMN: (COLUMN, SCALAR), SCALAR: (SCALAR,)}
 """The kinds of values that do not vary along the dimensions that a reduction to a kind covers."""
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Operands
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -108,28 +104,18 @@ def operand_of(shape: tuple[int, ...], m: int, n: int, dtype: Any, name: str) ->
     Raises:
         InvalidOperandError: another shape or element type.
     """
-    bits = is_byte(dtype)
+    bits = element_name(dtype) == "uint8"
     kinds = readings(shape, m, n, bits=bits)
     if kinds and not (kinds[0] == COLUMN and len(shape) == 1):
         return Operand(kinds[0], None if bits else element_type(dtype, name))
     if kinds:
-        raise InvalidOperandError(
-            f"{name} has shape {shape}; a vector of N = {n} elements is a row, and one of M = {m} is a column only as "
-            f"{(m, 1)}: reshape it to (M, 1)"
-        )
-    if bits:
-        raise InvalidOperandError(
-            f"{name} has shape {shape} of uint8; expected bits of (..., M, ceil(N / 8)), here (..., {m}, {-(-n // 8)})"
-        )
-    raise InvalidOperandError(
-        f"{name} has shape {shape}; expected one element, ({n},) or (..., 1, {n}) for a row, (..., {m}, 1) for a "
-        f"column, or (..., {m}, {n})"
-    )
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Trees
-# ----------------------------------------------------------------------------------------------------------------------
+        cure = f"a vector of N = {n} elements is a row, and one of M = {m} is a column only as {(m, 1)}: reshape it"
+    elif bits:
+        cure = f"expected bits (uint8) of (..., M, ceil(N / 8)), here (..., {m}, {-(-n // 8)})"
+    else:
+        row, column = f"({n},) or (..., 1, {n}) for a row", f"(..., {m}, 1) for a column"
+        cure = f"expected one element, {row}, {column}, or (..., {m}, {n})"
+    raise InvalidOperandError(f"{name} has shape {shape}; {cure}")
 
 
 def input_node(name: str, kind: str, dtype: CutlassDtype | None) -> Node:
@@ -167,11 +153,6 @@ def tree_of(
                 f"{output.kind}: there is nothing to reduce; reduce what depends on the accumulator or on a matrix"
             )
     return made
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Functions
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -322,19 +303,17 @@ def _written(name: object, result: object, title: str, scope: Scope) -> tuple[Ou
     """The output that a function returns, and what is written to it."""
     if not isinstance(name, str):
         raise InvalidOperandError(f"{title} returns a result under {name!r}; expected a name")
-    if isinstance(result, Stored) and name == RESULT:
-        raise InvalidOperandError(
-            f"{title} returns a {result.reduction or result.kind} as D; D is a value: return it first, or as {RESULT!r}"
-        )
-    if not isinstance(result, (Value, Stored)):
+    stored = Stored(result, MATRIX) if isinstance(result, Value) else result
+    if not isinstance(stored, Stored):
         raise InvalidOperandError(
             f"{title} returns a {type(result).__name__} as {name!r}; expected what is computed from its parameters"
         )
-    value = result if isinstance(result, Value) else result.value
-    if value.scope is not scope:
+    if name == RESULT and stored.kind != MATRIX:
+        raise InvalidOperandError(
+            f"{title} returns a {stored.reduction or stored.kind} as D; D is a value: return it first, or as {RESULT!r}"
+        )
+    if stored.value.scope is not scope:
         raise UnsupportedError(
             f"{title} returns a value kept from another trace as {name!r}; compute it from its own parameters"
         )
-    if isinstance(result, Stored):
-        return Output(name, result.kind, None, result.reduction), value.node
-    return Output(name, MATRIX, None), value.node
+    return Output(name, stored.kind, None, stored.reduction), stored.value.node

@@ -34,12 +34,7 @@ _locks = KeyedLocks()
 
 
 def require(
-    candidate: Candidate[Any],
-    epilogue: str,
-    device: Device,
-    *,
-    stream: int | None = None,
-    in_background: bool = False,
+    candidate: Candidate[Any], epilogue: str, device: Device, *, stream: int | None, in_background: bool
 ) -> bool:
     """Checks a kernel's epilogue tree, unless that has been done before on this architecture.
 

@@ -6,6 +6,7 @@ else is refused, with the line of the function that asks for it.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from ..arrays.numerics import BYTE, from_numpy_dtype
+from ..arrays.numerics import BYTE
 from ..checks import NUMBERS, shown
 from ..errors import CutlassError, InvalidOperandError, UnsupportedError
 from ..generator.dtypes import CutlassDtype
@@ -24,16 +25,13 @@ from ..generator.epilogue.tree import Node
 _FOREIGN: Final = frozenset({__name__.partition(".")[0], "numpy", "torch"})
 """Packages whose frames are not the traced function's: this one, and those that call back into it."""
 
+_DLPACK_NAMES: Final = {BYTE: "uint8"} | {dtype.dlpack: dtype.storage.value for dtype in CutlassDtype}
+
 _POWERS: Final = {2.0: "square", 0.5: "sqrt", -1.0: "reciprocal", -0.5: "rsqrt"}
 
 _CHOOSE: Final = "use where(condition, x, y), maximum or minimum"
 _NO_PLACE: Final = "values have no shape and no elements; reductions are row_sum, column_sum, total_sum and their like"
 _AS_OPERAND: Final = "make it a parameter of the function, and give the array under its name in the call"
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Refusals, numbers and element types
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def location() -> str:
@@ -69,54 +67,25 @@ def element_type(dtype: Any, label: str) -> CutlassDtype:
 
     It is a CutlassDtype, a name such as `bf16`, a dtype of NumPy, ml_dtypes or PyTorch, or DLPack's (type code, bits).
     """
-    if isinstance(dtype, CutlassDtype):
-        return dtype
-    found: CutlassDtype | None = None
-    if isinstance(dtype, tuple):
-        found = CutlassDtype.from_dlpack(*dtype) if _is_pair(dtype) else None
-    elif (name := _name(dtype)) is not None:
-        try:
-            return CutlassDtype.parse(name)
-        except ValueError as error:
-            raise InvalidOperandError(f"{label}: {error}") from None
-    elif (known := _numpy_dtype(dtype)) is not None:
-        found = from_numpy_dtype(known)
-    if found is None:
-        valid = ", ".join(element.value for element in CutlassDtype)
-        given = str(dtype) if isinstance(dtype, np.dtype) else shown(dtype)
-        raise InvalidOperandError(f"{label}: {given} is no element type; valid: {valid}")
-    return found
-
-
-def is_byte(dtype: Any) -> bool:
-    """Whether `dtype`, given as to `element_type`, names plain bytes, which masks lie in."""
-    if isinstance(dtype, tuple):
-        return _is_pair(dtype) and dtype == BYTE
-    if (name := _name(dtype)) is not None:
-        return name == "uint8"
-    return not isinstance(dtype, CutlassDtype) and _numpy_dtype(dtype) == np.uint8
-
-
-def _is_pair(dtype: tuple[Any, ...]) -> bool:
-    return len(dtype) == 2 and all(isinstance(element, int) for element in dtype)
-
-
-def _name(dtype: Any) -> str | None:
-    """A name, or that of a dtype of PyTorch."""
-    named = isinstance(dtype, str) or type(dtype).__module__.partition(".")[0] == "torch"
-    return str(dtype).removeprefix("torch.") if named else None
-
-
-def _numpy_dtype(dtype: Any) -> np.dtype[Any] | None:
     try:
-        return None if dtype is None else np.dtype(dtype)  # None is float64 to NumPy
+        return CutlassDtype.parse(element_name(dtype))
+    except InvalidOperandError as error:
+        raise InvalidOperandError(f"{label}: {error}") from None
+
+
+def element_name(dtype: Any) -> str:
+    """The name of an element type given so, `uint8` of the bytes that masks lie in, or what else is given in words."""
+    if isinstance(dtype, CutlassDtype):
+        return dtype.value
+    if dtype is None or isinstance(dtype, str) or type(dtype).__module__.partition(".")[0] == "torch":
+        return str(dtype).removeprefix("torch.")
+    if isinstance(dtype, tuple) and all(isinstance(part, int) for part in dtype):
+        return _DLPACK_NAMES.get(dtype, shown(dtype))
+    try:
+        known = np.dtype(dtype)
     except (TypeError, ValueError):
-        return None
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Values
-# ----------------------------------------------------------------------------------------------------------------------
+        return shown(dtype)
+    return str(known.name if known.isnative else known.str)
 
 
 @dataclass(eq=False)
@@ -134,6 +103,13 @@ def _operators(op: str) -> tuple[Operator, Operator]:
     return lambda value, other: apply(op, value, other), lambda value, other: apply(op, other, value)
 
 
+def _foreign(owner: str, name: str) -> Callable[..., Value]:
+    from .functions import foreign  # which are written with values
+
+    return foreign(owner, name)
+
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Value:
     """A value of a traced function.
 
@@ -141,14 +117,8 @@ class Value:
     PyTorch and NumPy that mean the same, as functions or as methods. Comparisons give 1 or 0.
     """
 
-    __slots__ = ("node", "scope")
-
     node: Node
     scope: Scope
-
-    def __init__(self, node: Node, scope: Scope) -> None:
-        object.__setattr__(self, "node", node)
-        object.__setattr__(self, "scope", scope)
 
     def __repr__(self) -> str:
         return f"<Value {self.node}>"
@@ -182,30 +152,20 @@ class Value:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # protocols look up attributes that a class may lack
             raise AttributeError(name)
-        # The functions are written with this class.
-        from .functions import method
-
-        return method(self, name)
+        return functools.partial(_foreign(".", name), self)
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Value:
-        from .functions import TORCH, call
-
-        name = str(getattr(func, "__name__", func))
-        return call(TORCH, name, f"torch's {name}", args, kwargs or {})
+        return _foreign("torch's ", str(getattr(func, "__name__", func)))(*args, **(kwargs or {}))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Value:
-        from .functions import NUMPY, call
-
         name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
-        return call(NUMPY, name, f"numpy.{name}", inputs, kwargs)
+        return _foreign("numpy.", name)(*inputs, **kwargs)
 
     def __array_function__(self, func: Any, types: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
-        from .functions import NUMPY, call
-
-        return call(NUMPY, func.__name__, f"numpy.{func.__name__}", args, kwargs)
+        return _foreign("numpy.", func.__name__)(*args, **kwargs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,8 +202,8 @@ def _constant(x: object, op: str) -> Node:
     return Node("constant", (), (finite(x, lambda given: refusal(f"{op} of {given}", cure)),))
 
 
-def _refuse(kind: type, names: str, problem: str, cure: str) -> None:
-    """Makes a class refuse these special methods; `{}` in the problem stands for the name."""
+def _refuse(names: str, problem: str, cure: str, kind: type = Value) -> None:
+    """Makes values refuse these special methods; `{}` in the problem stands for the name."""
     for name in names.split():
 
         def method(*_: object, name: str = name) -> NoReturn:
@@ -252,42 +212,38 @@ def _refuse(kind: type, names: str, problem: str, cure: str) -> None:
         setattr(kind, f"__{name}__", method)
 
 
-_refuse(Value, "bool", "the truth of a traced value, which is another for each element", _CHOOSE)
+_refuse("bool", "the truth of a traced value, which is another for each element", _CHOOSE)
 _refuse(
-    Value,
     "float int complex round trunc floor ceil index",
     "{}() of a traced value, which is no number yet",
     "compute with it: exp(x) of atomr_cutlass.epilogue for math.exp(x)",
 )
-_refuse(Value, "len iter reversed getitem contains array", "{} of a traced value", _NO_PLACE)
+_refuse("len iter reversed getitem contains array", "{} of a traced value", _NO_PLACE)
 _refuse(
-    Value,
     "setitem delitem setattr delattr",
     "assignment into a traced value",
     "use where(condition, x, y), and a variable of its own",
 )
 # In PyTorch they write through every name of a tensor; a refused operation cannot mean something else here.
 _refuse(
-    Value,
     "iadd isub imul itruediv ipow ifloordiv imod imatmul iand ior ixor ilshift irshift",
     "{} on a traced value, which is not written in place",
     "write x = x + y for x += y",
 )
-_refuse(Value, "and rand", "& of traced values", "multiply the conditions: (x > 0) * (y > 0)")
-_refuse(Value, "or ror", "| of traced values", "take the larger condition: maximum(x > 0, y > 0)")
-_refuse(Value, "xor rxor", "^ of traced values", "compare the conditions: (x > 0) != (y > 0)")
-_refuse(Value, "invert", "~ of a traced value", "compare the condition with 0: condition == 0")
-_refuse(Value, "matmul rmatmul", "@ of a traced value", "the product is the accumulator; another one is another call")
-_refuse(Value, "rpow", "a traced value as an exponent", "write exp(x * log(base)) for base ** x")
+_refuse("and rand", "& of traced values", "multiply the conditions: (x > 0) * (y > 0)")
+_refuse("or ror", "| of traced values", "take the larger condition: maximum(x > 0, y > 0)")
+_refuse("xor rxor", "^ of traced values", "compare the conditions: (x > 0) != (y > 0)")
+_refuse("invert", "~ of a traced value", "compare the condition with 0: condition == 0")
+_refuse("matmul rmatmul", "@ of a traced value", "the product is the accumulator; another one is another call")
+_refuse("rpow", "a traced value as an exponent", "write exp(x * log(base)) for base ** x")
 _refuse(
-    Value,
     "floordiv rfloordiv mod rmod divmod rdivmod lshift rlshift rshift rrshift",
     "{} of a traced value",
     "the operations are those of atomr_cutlass.epilogue",
 )
 _refuse(
-    Stored,
     "add radd sub rsub mul rmul truediv rtruediv pow rpow neg pos abs lt le gt ge bool float int len iter getitem",
     "{} of a reduction or of bits, which are there once all is computed",
     "only return them",
+    Stored,
 )

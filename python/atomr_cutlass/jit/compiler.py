@@ -13,18 +13,16 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from ..errors import CacheError, CompileError, LibraryError
 from ..generator import machine
@@ -57,6 +55,7 @@ QUIET_VARIABLE = "ATOMR_CUTLASS_QUIET"
 
 _SILENT_SECONDS = 1.0
 _PAUSE_SECONDS = 0.1
+_READ_SECONDS = 0.01
 _WORKER = Path(worker.__file__)
 _SIZES = struct.Struct("<QQ")
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
@@ -85,14 +84,10 @@ class Images:
 
     @classmethod
     def unpack(cls, data: bytes) -> Images:
-        """The inverse of `pack`; ValueError for anything else."""
-        if len(data) < _SIZES.size:
-            raise ValueError("not a compiled kernel: too short")
-        first, second = _SIZES.unpack_from(data)
+        """The inverse of `pack`."""
         start = _SIZES.size
-        if len(data) != start + first + second:
-            raise ValueError("not a compiled kernel: its parts do not add up")
-        return cls(data[start : start + first], data[start + first :])
+        end = start + _SIZES.unpack_from(data)[0]
+        return cls(data[start:end], data[end:])
 
 
 @dataclass(frozen=True)
@@ -121,26 +116,19 @@ class Unit:
         """
         tools = toolchain()
         options = [f"--gpu-architecture={self.target}", *OPTIONS, *(f"-I{folder}" for folder in tools.include)]
-        requests = [
-            {
-                "library": str(tools.nvrtc),
-                "name": self.name,
-                "source": self.source,
-                "options": given,
-                "image": "ptx" if self.target.startswith("compute_") else "cubin",
-            }
-            for given in (options, [*options, COMPANION])
-        ]
+        image = "ptx" if self.target.startswith("compute_") else "cubin"
+        request = {"library": str(tools.nvrtc), "name": self.name, "source": self.source, "image": image}
+        requests = [request | {"options": given} for given in (options, [*options, COMPANION])]
         made = []
-        for request, (image, log) in zip(requests, _compiled(requests), strict=True):
-            if image is None:
+        for given, (code, log) in zip(requests, _compiled(requests), strict=True):
+            if code is None:
                 raise CompileError(
                     f"{self.name} does not compile for {self.target}: {first_error(log)}",
                     log=log,
                     source=self.source,
-                    options=tuple(request["options"]),
+                    options=tuple(given["options"]),
                 )
-            made.append(image)
+            made.append(code)
         return Images(*made)
 
 
@@ -170,22 +158,23 @@ def _compiled(requests: list[dict[str, Any]]) -> list[tuple[bytes | None, str]]:
                 if turn is not None:
                     turn.unlock()
         return made
+    halves: list[_Half] = []
+
+    def check() -> None:
+        # Else one that hangs would keep the other one waiting for its turn.
+        _refuse_if_stopped()
+        for half in halves:
+            half.has_ended(_READ_SECONDS)
+
     with contextlib.ExitStack() as started:
-        with _writing_to_temporary_files():
-            name = started.enter_context(tempfile.TemporaryDirectory(prefix="atomr-cutlass-"))
-        halves: list[_Half] = []
-
-        def check() -> None:
-            # Else one that hangs would keep the other one waiting for its turn.
-            _refuse_if_stopped()
-            for half in halves:
-                half.check()
-
-        for number, request in enumerate(requests):
-            half = _Half(Path(name) / str(number), request, wait_for_turn(check))
+        for request in requests:
+            half = _Half(request, wait_for_turn(check))
             started.callback(half.stop)  # on any way out, an interrupt too
             halves.append(half)
-        return [half.wait() for half in halves]
+        waiting = halves
+        while waiting:  # for one after the other: what is not read keeps a process from ending
+            waiting = [half for half in waiting if not half.has_ended(_PAUSE_SECONDS)]
+        return [half.result() for half in halves]
 
 
 def wait_for_turn(check: Callable[[], None]) -> locks.Lock | None:
@@ -217,39 +206,22 @@ def _take_turn(limit: int) -> tuple[list[Path], locks.Lock | None]:
     """The files of the turns, none where locks cannot be had; and one of them, if it is free."""
     # In the cache, else, where that is read-only or unsafe, among the temporary files.
     for find in (default_folder, temporary_folder):
-        try:
+        with contextlib.suppress(CacheError, FileNotFoundError):
             folder = find()
             # Of a folder that several machines share, each counts its own.
             paths = [folder / "locks" / f"{os.uname().nodename}-compiler-{number}" for number in range(limit)]
             prepare(folder)
             with failing(folder, "locked"):
-                for path in paths:
-                    turn = locks.try_lock(path)
-                    if turn is not None:
-                        os.utime(turn.descriptor)
-                        return paths, turn
-        except (CacheError, FileNotFoundError):
-            continue
-        return paths, None
+                turn = locks.try_first(paths)
+                if turn is not None:
+                    os.utime(turn.descriptor)
+            return paths, turn
     return [], None
 
 
 def _refuse_if_stopped() -> None:
     if _stopped.is_set():
         raise LibraryError("nvrtc", "the process ends: nothing is compiled any more")
-
-
-@contextlib.contextmanager
-def _writing_to_temporary_files() -> Iterator[None]:
-    """Turns an OSError within into an error with a cure."""
-    try:
-        yield
-    except OSError as error:
-        raise LibraryError(
-            "nvrtc",
-            f"the compiler's process has nowhere to work: {error}; make room among the temporary files, or name a "
-            "folder that can be written in TMPDIR",
-        ) from error
 
 
 def _environment() -> dict[str, str]:
@@ -259,22 +231,18 @@ def _environment() -> dict[str, str]:
 
 
 class _Half:
-    """A worker process. It talks through files, so that nobody has to read while it works."""
+    """A worker process, which compiles the kernel or its companion."""
 
-    def __init__(self, folder: Path, request: dict[str, Any], turn: locks.Lock | None) -> None:
-        self._folder, self._turn = folder, turn
-        request_file, self._answer, self._said = (folder / name for name in ("request", "answer", "said"))
+    def __init__(self, request: dict[str, Any], turn: locks.Lock | None) -> None:
+        self._turn, self._answer, self._said = turn, b"", b""
         try:
-            with _writing_to_temporary_files():
-                folder.mkdir()
-                request_file.write_text(json.dumps(request), encoding="utf-8")
-            with self._said.open("wb") as said:
+            with locks.forking:  # a forked child that had a pipe's end would keep it open
                 self._process = subprocess.Popen(
                     # -I: the environment does not decide what Python runs.
-                    [sys.executable, "-I", str(_WORKER), str(request_file), str(self._answer)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=said,
-                    stderr=said,
+                    [sys.executable, "-I", str(_WORKER)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
                     env=_environment(),
                     pass_fds=[] if turn is None else [turn.descriptor],
                 )
@@ -287,38 +255,35 @@ class _Half:
         _running.add(self._process)
         if _stopped.is_set():  # since the turn was had
             self._process.kill()
-        # From the start: the two run side by side, and are waited for one after the other.
+        # From the start: the two run side by side.
         self._deadline = time.monotonic() + COMPILE_SECONDS
+        with contextlib.suppress(BrokenPipeError):  # of one that has died already
+            cast("IO[bytes]", self._process.stdin).write(json.dumps(request).encode() + b"\n")
 
-    def wait(self) -> tuple[bytes | None, str]:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(0.0, self._deadline - time.monotonic()))
-        self.check()
-        status = self._process.returncode
-        said = self._said.read_text(encoding="utf-8", errors="replace").strip()
-        if status == worker.CANNOT_WRITE:
-            free = shutil.disk_usage(self._folder).free
-            raise LibraryError(
-                "nvrtc",
-                f"the compiler's process could not write its result to {self._folder.parent} ({free >> 10} KiB are "
-                f"free there{f': {said}' if said else ''}): make room, or name another folder in TMPDIR",
-            )
+    def has_ended(self, seconds: float) -> bool:
+        """Whether the process has ended; reads its answer for so many seconds at most."""
+        try:
+            self._answer, self._said = self._process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= self._deadline:
+                raise LibraryError("nvrtc", f"the compiler did not end within {COMPILE_SECONDS:.0f} s") from None
+            return False
+        return True
+
+    def result(self) -> tuple[bytes | None, str]:
+        status, said = self._process.returncode, self._said.decode(errors="replace").strip()
         if status != 0:
             # Not the source's fault, so not to be remembered: out of memory, or killed.
             reason = f"signal {-status}" if status < 0 else f"status {status}"
             raise LibraryError("nvrtc", f"the compiler's process ended with {reason}" + (f": {said}" if said else ""))
         try:
-            return worker.parse(self._answer.read_bytes())
-        except (OSError, ValueError) as error:
-            raise LibraryError("nvrtc", f"the compiler's process ended well, but {error}") from error
-
-    def check(self) -> None:
-        if time.monotonic() >= self._deadline and self._process.poll() is None:
-            raise LibraryError("nvrtc", f"the compiler did not end within {COMPILE_SECONDS:.0f} s")
+            return worker.parse(self._answer)
+        except (TypeError, ValueError) as error:  # of another program than Python
+            raise LibraryError("nvrtc", f"the compiler's process ended well, but without a result ({error})") from error
 
     def stop(self) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
         _running.discard(self._process)
         if self._turn is not None:
             with contextlib.suppress(OSError):  # it is in nobody's way
@@ -339,22 +304,19 @@ def announced(name: str, seconds: float, folder: Callable[[], Path]) -> Iterator
         lambda: _waiting.announce(timer, f"compiling {name}: about {seconds:.0f} s, once; it is kept in {folder()}"),
     )
     timer.daemon = True
-    with _waiting.lock:
-        _waiting.running.append(timer)
+    timer.start()
     try:
-        timer.start()
         yield
     finally:
         _waiting.finish(timer)
 
 
 class _Waiting:
-    """The compilations that run, how many have ended since none did, and the bar that shows both."""
+    """The compilations that have been announced and run, and the bar that counts them and those that have ended."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.running: list[threading.Timer] = []
-        self._finished = 0
+        self._lock = threading.RLock()
+        self.announced: list[threading.Timer] = []
         self._bar: Progress | None = None
 
     def announce(self, timer: threading.Timer, message: str) -> None:
@@ -367,35 +329,30 @@ class _Waiting:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        with self.lock:
-            if timer not in self.running:  # it has ended meanwhile
+        with self._lock:
+            if timer.finished.is_set():  # the compilation has ended meanwhile
                 return
             if self._bar is None:
                 columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
                 self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-                self._bar.add_task("")
+                self._bar.add_task("", total=0)
             self._bar.console.print(f"atomr_cutlass: {message}", soft_wrap=True, markup=False, highlight=False)
-            if self._count() > 1:
+            self.announced.append(timer)
+            (task,) = self._bar.tasks
+            self._bar.update(task.id, total=(task.total or 0) + 1)
+            if len(self.announced) > 1:
                 self._bar.start()
 
     def finish(self, timer: threading.Timer) -> None:
-        with self.lock:
-            if timer not in self.running:  # a child that was forked meanwhile: the thread is its parent's
-                return
+        with self._lock:
             timer.cancel()
-            self.running.remove(timer)
-            self._finished += 1
-            self._count()
-            if not self.running:
-                if self._bar is not None:
-                    self._bar.stop()  # else what the caller prints next would be mixed with it
-                self._bar, self._finished = None, 0
-
-    def _count(self) -> int:
-        total = self._finished + len(self.running)
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=self._finished, total=total)
-        return total
+            if self._bar is None or timer not in self.announced:
+                return
+            self.announced.remove(timer)
+            self._bar.advance(self._bar.task_ids[0])
+            if not self.announced:
+                self._bar.stop()  # else what the caller prints next would be mixed with it
+                self._bar = None
 
 
 _waiting = renewed(sys.modules[__name__], "_waiting", _Waiting)

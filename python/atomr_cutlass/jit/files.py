@@ -23,7 +23,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from ..errors import CacheError, CompileError
+from ..errors import CacheError, CompileError, InvalidOperandError
 from . import locks
 
 FOLDER_VARIABLE = "ATOMR_CUTLASS_CACHE_DIR"
@@ -36,7 +36,7 @@ _REWRITE_SECONDS = 60.0  # that who writes to the same file may take
 
 _VERSION: Callable[[os.stat_result], tuple[int, int, int]] = attrgetter("st_ino", "st_size", "st_mtime_ns")
 _SOURCE = ".cu"
-_MOST_BYTES = 1 << 16  # of a validation
+_MOST_LETTERS = 1 << 14  # of the finding of a validation
 _NO_RECORD = (KeyError, RecursionError, TypeError, ValueError)
 """The errors for JSON that is not as it was written."""
 
@@ -148,31 +148,17 @@ def is_same(path: Path, status: os.stat_result) -> bool:
     return version(path) == _VERSION(status)
 
 
-def inside(folder: Path) -> list[Path]:
-    """The contents of a folder; empty if there is none."""
-    try:
-        return list(folder.iterdir())
-    except FileNotFoundError:
-        return []
-
-
-def read_quietly(path: Path, most: int = -1) -> bytes:
-    """The file, or so many bytes of its beginning, without making it look used; OSError if it is a link."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        descriptor = os.open(path, flags | getattr(os, "O_NOATIME", 0))
-    except PermissionError:
-        # Some file systems do not know it.
-        descriptor = os.open(path, flags)
-    with os.fdopen(descriptor, "rb") as file:
+def read(path: Path, most: int = -1) -> bytes:
+    """The file, or so many bytes of its beginning; OSError if it is a link."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         return file.read(most)
 
 
-def touch(path: Path, status: os.stat_result) -> None:
-    """Makes a file, seen as `status`, the one that was read last. File systems of their own accord seldom note it."""
-    if is_same(path, status):
-        with contextlib.suppress(OSError):  # somebody else's, or of a folder that is read-only
-            os.utime(path, ns=(time.time_ns(), status.st_mtime_ns), follow_symlinks=False)
+def touch(path: Path) -> None:
+    """Dates a file by now, if that can be. File systems note seldom, and not in order, when files were read."""
+    now = time.time_ns()
+    with contextlib.suppress(OSError):
+        os.utime(path, ns=(now, now), follow_symlinks=False)
 
 
 def write(path: Path, content: bytes, temporary: Path, *, mode: int = 0o600) -> None:
@@ -191,12 +177,27 @@ def write(path: Path, content: bytes, temporary: Path, *, mode: int = 0o600) -> 
         raise
 
 
-def rewrite(path: Path, made: Callable[[], str | None]) -> None:
-    """Replaces a user's file by the text that is made of it, if any, while no other process does: whole lines only."""
-    with locks.hold(path.with_name(f"{path.name}.lock"), _REWRITE_SECONDS):
-        text = made()
-        if text is not None:
-            write(path, text.encode(), path.parent, mode=0o644)
+def save(path: Path, content: bytes) -> None:
+    """Writes a user's file, as `write` does; InvalidOperandError where that cannot be."""
+    try:
+        write(path, content, path.absolute().parent, mode=0o644)
+    except OSError as error:
+        raise InvalidOperandError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def rewrite(path: Path, made: Callable[[str], str], doing: str) -> None:
+    """Replaces a user's file of keys by the text that is made of it while no other process does: whole lines only.
+
+    `doing` is for errors, such as "record kernels in".
+    """
+    try:
+        with locks.hold(path.with_name(f"{path.name}.lock"), _REWRITE_SECONDS):
+            present = path.read_text(encoding="utf-8") if path.exists() else ""
+            write(path, made(present).encode(), path.parent, mode=0o644)
+    except OSError as error:
+        raise InvalidOperandError(f"cannot {doing} {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise InvalidOperandError(f"cannot {doing} {path}, no file of keys: {error}") from error
 
 
 def remove(path: Path) -> None:
@@ -210,13 +211,11 @@ def remove(path: Path) -> None:
 
 def remember_failure(cache: Path, digest: bytes, fingerprint: str, error: CompileError) -> None:
     """Keeps an error for a while, and its source beside it, which `error.source_path` then names if it has room."""
-    # First: whatever is in the way of the two files is not a failure that is remembered.
-    sweep_failures(cache)
     path = _failure_path(cache, digest, fingerprint)
-    details = {name: value for name, value in vars(error).items() if not name.startswith("__")}
-    record = {"name": path.name, "time": time.time(), "message": str(error), "details": details}
+    details = {"log": error.log, "source": error.source, "options": error.options}
+    record = {"name": path.name, "time": time.time(), "message": str(error), **details}
     # Ahead of the source: others sweep sources that have no record.
-    write(path, json.dumps(record, default=str).encode(), cache / "tmp")
+    write(path, json.dumps(record).encode(), cache / "tmp")
     if error.source:
         source = path.with_suffix(_SOURCE)
         with contextlib.suppress(OSError):
@@ -229,30 +228,16 @@ def refuse_failure(cache: Path, digest: bytes, fingerprint: str) -> None:
     path = _failure_path(cache, digest, fingerprint)
     if not is_safe(path.parent, folder=True):
         return
-    source = path.with_suffix(_SOURCE)
-    record = _failure(path)
-    if record is None:
-        for left in (path, source):
-            with contextlib.suppress(OSError):
-                remove(left)
-        return
-    age = time.time() - record["time"]
-    # Not through the constructor: whatever it takes, what is restored is what was there.
-    error = CompileError.__new__(
-        CompileError,
-        f"{record['message']}\n(remembered from {age:.0f} s ago; to try again before {FAILURE_SECONDS:.0f} s have "
-        f"passed, remove {path})",
-    )
-    for name, value in record["details"].items():
-        setattr(error, name, tuple(value) if isinstance(value, list) else value)
-    if is_safe(source):
-        error.source_path = str(source)
-    raise error
+    error = _failure(path)
+    if error is not None:
+        raise error
+    with contextlib.suppress(OSError):
+        sweep_failures(cache)
 
 
 def sweep_failures(cache: Path, *, everything: bool = False) -> None:
     """Removes the failures that are remembered no more, or all, and whatever else is in their folder."""
-    for path in inside(cache / "failures"):
+    for path in (cache / "failures").glob("*"):
         record = path.with_suffix("") if path.suffix == _SOURCE else path
         if everything or not is_safe(path) or _failure(record) is None:
             remove(path)
@@ -264,7 +249,7 @@ def recall_validation(identity: str) -> str | None:
         folder = default_folder()
         if not is_there(folder):
             return None
-        said = _read(folder / "validations" / _name(b"", identity), _MOST_BYTES)
+        said = _read(folder / "validations" / _name(b"", identity))
         return str(said["wrong"]) if said["identity"] == identity else None
     except (CacheError, OSError, *_NO_RECORD):
         return None
@@ -272,7 +257,7 @@ def recall_validation(identity: str) -> str | None:
 
 def remember_validation(identity: str, wrong: str) -> None:
     """Stores the finding of a validation if the disk has room for it; if not, the next process validates again."""
-    record = json.dumps({"identity": identity, "wrong": wrong[: _MOST_BYTES // 4]}).encode()
+    record = json.dumps({"identity": identity, "wrong": wrong[:_MOST_LETTERS]}).encode()
     with contextlib.suppress(OSError, CacheError):
         folder = default_folder()
         prepare(folder)
@@ -288,20 +273,29 @@ def _name(start: bytes, text: str) -> str:
     return hashlib.sha256(start + text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _failure(path: Path) -> dict[str, Any] | None:
+def _failure(path: Path) -> CompileError | None:
     """Reads a failure; None if it is none or has expired."""
+    source = path.with_suffix(_SOURCE)
     try:
         said = _read(path)
-        when, own = float(said["time"]), said["name"] == path.name
-        record = {"time": when, "message": str(said["message"]), "details": dict(said["details"])}
+        age = time.time() - float(said["time"])
+        # One from the future was written by a clock that was wrong: it would be remembered for who knows how long.
+        if said["name"] != path.name or not 0 <= age < FAILURE_SECONDS:
+            return None
+        return CompileError(
+            f"{said['message']}\n(remembered from {age:.0f} s ago; to try again before {FAILURE_SECONDS:.0f} s have "
+            f"passed, remove {path})",
+            log=said["log"],
+            source=said["source"],
+            options=tuple(said["options"]),
+            source_path=str(source) if is_safe(source) else None,
+        )
     except (OSError, *_NO_RECORD):
         return None
-    # One from the future was written by a clock that was wrong: it would be remembered for who knows how long.
-    return record if own and 0 <= time.time() - when < FAILURE_SECONDS else None
 
 
-def _read(path: Path, most: int = -1) -> Any:
+def _read(path: Path) -> Any:
     """The JSON in a file that is safe to read; OSError or one of _NO_RECORD where there is none."""
     if not is_safe(path):
         raise FileNotFoundError(path)
-    return json.loads(read_quietly(path, most))
+    return json.loads(read(path))

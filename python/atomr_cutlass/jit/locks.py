@@ -18,7 +18,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -65,7 +65,7 @@ class KeyedLocks:
 
 
 _descriptors: set[int] = set()
-_forking = threading.RLock()
+forking = threading.RLock()
 
 
 class Lock(NamedTuple):
@@ -88,7 +88,7 @@ class Lock(NamedTuple):
 
     def close(self) -> None:
         """Closes the descriptor: the lock stays with a process that has inherited it."""
-        with _forking:
+        with forking:
             if self.descriptor in _descriptors:
                 _descriptors.discard(self.descriptor)
                 os.close(self.descriptor)
@@ -127,7 +127,7 @@ def remove(path: Path) -> None:
 
 def try_lock(path: Path) -> Lock | None:
     """Takes a lock at once, if nobody holds it; OSError for want of its folder, or of locks on that file system."""
-    with _forking:
+    with forking:
         lock = Lock(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         _descriptors.add(lock.descriptor)
     with contextlib.ExitStack() as failed, contextlib.suppress(BlockingIOError):
@@ -137,6 +137,11 @@ def try_lock(path: Path) -> Lock | None:
             failed.pop_all()
             return lock
     return None
+
+
+def try_first(paths: Iterable[Path]) -> Lock | None:
+    """As `try_lock`, of the first of several that nobody holds."""
+    return next(filter(None, map(try_lock, paths)), None)
 
 
 def _renew_in_child() -> None:
@@ -149,8 +154,8 @@ def _renew_in_child() -> None:
         with contextlib.suppress(OSError):
             os.close(descriptor)
     _descriptors.clear()
-    _forking.release()
+    forking.release()
 
 
 # Held across a fork, so that no descriptor is open but not yet listed in the child.
-os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_renew_in_child)
+os.register_at_fork(before=forking.acquire, after_in_parent=forking.release, after_in_child=_renew_in_child)

@@ -64,19 +64,29 @@ class Recording:
         from . import files  # tempfile, which it imports, is slow to import and needed by few
 
         with self._lock:
-            try:
-                files.rewrite(self.path, self._text)
-            except OSError as error:
-                raise InvalidOperandError(f"cannot record kernels in {self.path}: {error.strerror or error}") from error
-            except ValueError as error:
-                raise InvalidOperandError(f"cannot record kernels in {self.path}, no file of keys: {error}") from error
+            files.rewrite(self.path, self._merged, "record kernels in")
             self._noted.clear()
 
-    def _text(self) -> str | None:
-        merged = _merged(self.path, self._noted)
-        if not self._noted and self.path.exists():
-            return None
-        return "".join(f"{key_file.line(key, **more)}\n" for key, more in merged.items())
+    def _merged(self, present: str) -> str:
+        """The text of the file with what was noted: the keys that it has or that were noted, each once."""
+        found: dict[KernelKey, tuple[list[Any], int]] = {}
+
+        def add(key: KernelKey, shapes: list[Any], count: int) -> None:
+            known, counted = found.get(key, ([], 0))
+            found[key] = ([*known, *(shape for shape in shapes if shape not in known)], counted + count)
+
+        for line in filter(str.strip, present.splitlines()):
+            values = json.loads(line)
+            key = key_file.parse(values)
+            shapes, count = values.get("shapes", []), values.get("count", 0)
+            if not isinstance(shapes, list) or not isinstance(count, int):
+                raise ValueError(f"shapes and count of {key.name} are no list and no integer")  # noqa: TRY004
+            add(key, shapes, count)
+        if present and not self._noted:
+            return present
+        for (key, shape), count in self._noted.items():
+            add(key, [json.loads(shape)], count)
+        return "".join(f"{key_file.line(key, shapes=shapes, count=count)}\n" for key, (shapes, count) in found.items())
 
 
 @contextlib.contextmanager
@@ -131,41 +141,11 @@ _recordings: list[Recording] = []
 @functools.cache
 def _start_from_environment() -> None:
     path = os.environ.get(VARIABLE)
-    if not path:
-        return
-    try:
-        recording = Recording(Path(path).absolute())
-    except CutlassError as error:
-        warnings.warn(f"{VARIABLE}: {error}", RuntimeWarning, stacklevel=4)
-        return
-    _recordings.append(recording)
-
-    @atexit.register
-    def finish() -> None:
-        with contextlib.suppress(CutlassError):  # nobody is left to be told
-            recording.flush()
-
-
-def _merged(path: Path, noted: Mapping[tuple[KernelKey, str], int]) -> dict[KernelKey, dict[str, Any]]:
-    """The keys of a file, if there is one, and those that were noted, with the other fields of their lines."""
-    found: dict[KernelKey, dict[str, Any]] = {}
-
-    def add(key: KernelKey, shapes: list[Any], count: int) -> None:
-        more = found.setdefault(key, {"shapes": [], "count": 0})
-        more["shapes"] += [shape for shape in shapes if shape not in more["shapes"]]
-        more["count"] += count
-
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        text = ""
-    for line in filter(str.strip, text.splitlines()):
-        values = json.loads(line)
-        key = key_file.parse(values)
-        shapes, count = values.get("shapes", []), values.get("count", 0)
-        if not isinstance(shapes, list) or not isinstance(count, int):
-            raise ValueError(f"shapes and count of {key.name} are no list and no integer")  # noqa: TRY004
-        add(key, shapes, count)
-    for (key, shape), count in noted.items():
-        add(key, [json.loads(shape)], count)
-    return found
+    if path:
+        recordings = contextlib.ExitStack()
+        atexit.register(recordings.close)
+        recordings.enter_context(contextlib.suppress(CutlassError))  # at the end: nobody is left to be told
+        try:
+            recordings.enter_context(record(path))
+        except CutlassError as error:
+            warnings.warn(f"{VARIABLE}: {error}", RuntimeWarning, stacklevel=4)

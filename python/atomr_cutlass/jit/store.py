@@ -1,7 +1,7 @@
 """The disk cache of compiled kernels: bytes in, bytes out.
 
 docs/jit.md says what lies in its folder. An entry is a kernel in a frame: magic, length of the header, header (JSON),
-kernel, SHA-256 of all that.
+kernel, SHA-256 of all that. Its file is dated by when it was read last.
 
 Loading a kernel runs it, so nothing is taken from a folder or file that another user owns or could have written. A
 cache only saves time: where there is none to be had, `get` and `obtain` warn once and go on without.
@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import json
 import os
-import stat
 import struct
 import time
 import warnings
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import CacheError, CompileError, InvalidOperandError
+from ..errors import CacheError, CompileError
 from . import files, locks
 from .locks import LOCK_SECONDS
 
@@ -38,19 +37,14 @@ _STALE_SECONDS = 3600.0  # of temporary files
 _SKEW_SECONDS = 3600.0
 
 
-class DamagedError(Exception):
-    """A file is no entry, or no longer one; says why."""
-
-
 @dataclass(frozen=True)
 class Entry:
-    """A kernel in the cache: what its frame's header says, when it was read last, its bytes on disk, where it lies."""
+    """A kernel in the cache: what its frame's header says, its bytes on disk, where it lies."""
 
     digest: str
     info: dict[str, str | float | int]
     seconds: float
     made: float
-    read: float
     size: int
     path: Path
 
@@ -62,14 +56,6 @@ class Damage:
     path: Path
     reason: str
     moved_to: Path | None
-
-
-@dataclass(frozen=True)
-class Verification:
-    """How many entries were checked, and those of them that are damaged."""
-
-    checked: int
-    damaged: tuple[Damage, ...]
 
 
 @dataclass(frozen=True)
@@ -85,19 +71,18 @@ class Pruning:
 class KernelStore:
     """Compiled kernels on disk, shared by threads and processes of one user; nothing is touched before first use."""
 
-    def __init__(self, folder: Path | None = None, *, max_bytes: int = MAX_BYTES) -> None:
-        """Chooses the folder, and how much it keeps; writers that run side by side may exceed that for a moment."""
-        if max_bytes <= 0:
-            raise InvalidOperandError(f"max_bytes is {max_bytes}; expected a positive number of bytes")
+    max_bytes = MAX_BYTES
+    """How much it keeps; writers that run side by side may exceed that for a moment."""
+
+    def __init__(self, folder: Path | None = None) -> None:
         self.folder = (folder or files.default_folder()).absolute()
-        self.max_bytes = max_bytes
 
     def get(self, digest: bytes) -> bytes | None:
         """The kernel of this key, or None; an entry that is damaged or unsafe counts as absent."""
-        with self._optional():
+        with self._optional("read"):
             if files.is_there(self.folder):
                 files.prepare(self.folder)
-                with files.failing(self.folder, "read"), contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError):
                     return self._read(self._path(digest), digest)
         return None
 
@@ -109,20 +94,18 @@ class KernelStore:
         *,
         fingerprint: str = "",
     ) -> tuple[bytes, str]:
-        """The kernel of this key, which is made if the cache lacks it.
+        """The kernel of this key, which is made if the cache lacks it, and its origin: "disk" or "compiled".
 
-        Of all the threads and processes that want one key, one makes it and the others wait for it. Want of a cache
-        (read-only, full, unsafe) is no error: `make` is called and its result is returned, with "disk" or "compiled".
-
-        A CompileError of `make` is raised for ten minutes, with the attributes that it had, while `fingerprint` is the
-        same: on what besides the key it depends, such as where headers are looked for. `info` is what listings show.
+        Of all the threads and processes that want one key, one makes it and the others wait for it. A CompileError of
+        `make` is raised for ten minutes, while `fingerprint` is the same: on what besides the key it depends, such as
+        where headers are looked for. `info` is what listings show.
         """
         kernel = self.get(digest)
         if kernel is not None:
             return kernel, "disk"
         with contextlib.ExitStack() as alone:
             # Keeps other threads and processes from making the same kernel, where that can be.
-            with self._optional(), files.failing(self.folder, "locked"):
+            with self._optional("locked"):
                 files.prepare(self.folder)
                 alone.enter_context(locks.hold(self.folder / "locks" / _name(digest), LOCK_SECONDS))
             kernel = self.get(digest)
@@ -135,7 +118,7 @@ class KernelStore:
             try:
                 kernel = make()
             except CompileError as error:
-                with self._optional(), files.failing(self.folder, "written"):
+                with self._optional("written"):
                     files.prepare(self.folder)
                     files.remember_failure(self.folder, digest, fingerprint, error)
                 raise
@@ -147,26 +130,29 @@ class KernelStore:
         found = []
         for path in self._paths():
             # It may be evicted meanwhile, and what is no entry is not listed.
-            with contextlib.suppress(OSError, DamagedError):
+            with contextlib.suppress(OSError, ValueError):
                 status = path.lstat()
                 if not files.objection(status):
                     # Several times what a key with its names takes.
-                    header, _ = _header(files.read_quietly(path, 64 << 10))
-                    found.append(Entry(**header, read=status.st_atime, size=status.st_size, path=path))
+                    header, _ = _header(files.read(path, 64 << 10))
+                    found.append(Entry(**header, size=status.st_size, path=path))
         return sorted(found, key=lambda entry: (str(entry.info.get("name", "")), entry.digest))
 
-    def verify(self, track: Callable[[list[Path]], Iterable[Path]] = iter) -> Verification:
-        """Reads every entry whole, as `track` shows; moves those that are damaged or unsafe to the quarantine."""
+    def verify(self, track: Callable[[list[Path]], Iterable[Path]] = iter) -> tuple[int, list[Damage]]:
+        """Reads every entry whole: how many there are, and the damaged or unsafe ones, which go to the quarantine."""
         checked, damaged = 0, []
         for path in track(self._paths()):
             # It may be evicted meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 status = path.lstat()
-                reason = files.objection(status) or _damage(path)
+                try:
+                    _kernel(path, status)
+                except FileNotFoundError:
+                    raise
+                except (ValueError, OSError) as error:
+                    damaged.append(Damage(path, str(error), self._quarantine(path, status)))
                 checked += 1
-                if reason:
-                    damaged.append(Damage(path, reason, self._quarantine(path, status)))
-        return Verification(checked, tuple(damaged))
+        return checked, damaged
 
     def prune(
         self, *, max_bytes: int | None = None, older_than: float | None = None, everything: bool = False
@@ -189,29 +175,22 @@ class KernelStore:
 
     def _read(self, path: Path, digest: bytes) -> bytes | None:
         status = path.lstat()
-        if not stat.S_ISREG(status.st_mode):
-            # A link, a pipe, a folder: reading could end up elsewhere or never, and it is in the way.
-            self._quarantine(path, status)
-            return None
-        if files.objection(status):
-            return None
-        frame = files.read_quietly(path)
-        files.touch(path, status)
         try:
-            return _unpack(frame, digest)
-        except DamagedError:
+            kernel = _kernel(path, status, digest)
+        except ValueError:  # nor may what is no file stay in the way
             self._quarantine(path, status)
             return None
+        files.touch(path)
+        return kernel
 
     def _publish(self, digest: bytes, kernel: bytes, info: Mapping[str, str | float | int], seconds: float) -> None:
         header = {"digest": digest.hex(), "info": dict(info), "seconds": round(seconds, 3), "made": time.time()}
         path = self._path(digest)
-        with self._optional(), files.failing(self.folder, "written"):
+        with self._optional("written"):
             files.prepare(self.folder)
             path.parent.mkdir(mode=0o700, exist_ok=True)
             files.write(path, _pack(header, kernel), self.folder / "tmp")
-            with contextlib.suppress(FileNotFoundError):
-                files.touch(path, path.lstat())
+            files.touch(path)
             self._evict(self.max_bytes)
 
     def _path(self, digest: bytes) -> Path:
@@ -235,15 +214,14 @@ class KernelStore:
         for path in self._paths():
             with contextlib.suppress(FileNotFoundError):
                 status = path.lstat()
-                found.append((0 if status.st_atime > latest else status.st_atime_ns, path, status))
-        kept, kept_bytes = len(found), sum(status.st_size for *_, status in found)
-        removed = removed_bytes = 0
+                found.append((0 if status.st_mtime > latest else status.st_mtime_ns, path, status))
+        kept_bytes, removed = sum(status.st_size for *_, status in found), []
         for read, path, status in sorted(found, key=lambda item: item[0]):
             if (kept_bytes > limit or read < 1e9 * oldest) and files.is_same(path, status):
                 files.remove(path)
-                removed, removed_bytes = removed + 1, removed_bytes + status.st_size
-                kept, kept_bytes = kept - 1, kept_bytes - status.st_size
-        return Pruning(removed, removed_bytes, kept, kept_bytes)
+                removed.append(status.st_size)
+                kept_bytes -= status.st_size
+        return Pruning(len(removed), sum(removed), len(found) - len(removed), kept_bytes)
 
     def _quarantine(self, path: Path, status: os.stat_result) -> Path | None:
         """Moves a damaged entry to the quarantine, unless it has been replaced since; its new path, or None."""
@@ -264,27 +242,28 @@ class KernelStore:
         return target
 
     def _tidy(self, *, everything: bool) -> None:
-        for path in files.inside(self.folder / "quarantine"):
+        for path in (self.folder / "quarantine").glob("*"):
             files.remove(path)
         files.sweep_failures(self.folder, everything=everything)
-        for path in files.inside(self.folder / "validations") if everything else ():
+        for path in (self.folder / "validations").glob("*") if everything else ():
             files.remove(path)
-        for path in files.inside(self.folder / "locks"):
+        for path in (self.folder / "locks").glob("*"):
             if path.is_file() and not path.is_symlink():
                 locks.remove(path)
             else:
                 files.remove(path)
-        for path in files.inside(self.folder / "tmp"):
+        for path in (self.folder / "tmp").glob("*"):
             # A younger one may be about to be renamed into its place, as may one that is gone by now.
             with contextlib.suppress(FileNotFoundError):
                 if abs(time.time() - path.lstat().st_mtime) > _STALE_SECONDS:
                     files.remove(path)
 
     @contextlib.contextmanager
-    def _optional(self) -> Iterator[None]:
-        """A block that needs the cache; where it cannot be used, warns and goes on behind the block."""
+    def _optional(self, action: str) -> Iterator[None]:
+        """A block by which the cache is `action`; where that cannot be, warns and goes on behind the block."""
         try:
-            yield
+            with files.failing(self.folder, action):
+                yield
         except CacheError as error:
             # Of what follows from the same cause (first it cannot be locked, then it cannot be written), one is enough.
             if self.folder not in _warned:
@@ -299,17 +278,12 @@ def _name(digest: bytes) -> str:
     return hashlib.sha256(digest).hexdigest()
 
 
-def _damage(path: Path) -> str:
-    """Describes the damage to an entry; empty if there is none."""
-    try:
-        _unpack(files.read_quietly(path))
-    except DamagedError as error:
-        return str(error)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    return ""
+def _kernel(path: Path, status: os.stat_result, digest: bytes | None = None) -> bytes:
+    """The kernel in a file, seen as `status`; ValueError, which says why, where none is taken from it."""
+    objection = files.objection(status)
+    if objection:
+        raise ValueError(objection)
+    return _unpack(files.read(path), digest)
 
 
 def _pack(header: Mapping[str, Any], kernel: bytes) -> bytes:
@@ -319,21 +293,21 @@ def _pack(header: Mapping[str, Any], kernel: bytes) -> bytes:
 
 
 def _unpack(frame: bytes, digest: bytes | None = None) -> bytes:
-    """The kernel in a frame; given a key, of that key only. DamagedError for what is not as it was written."""
+    """The kernel in a frame; given a key, of that key only. ValueError says what is not as it was written."""
     view = memoryview(frame)
     # First, so that what is read from here on is what was written.
     if frame.startswith(_MAGIC) and hashlib.sha256(view[:-_CHECKSUM_BYTES]).digest() != view[-_CHECKSUM_BYTES:]:
-        raise DamagedError("does not match its checksum")
+        raise ValueError("does not match its checksum")
     header, start = _header(frame)
     if digest is not None and header["digest"] != digest.hex():
-        raise DamagedError("is the entry of another key")
+        raise ValueError("is the entry of another key")
     return bytes(view[start:-_CHECKSUM_BYTES])
 
 
 def _header(frame: bytes) -> tuple[dict[str, Any], int]:
     """The header of a frame of which this is the beginning at least, unchecked, and where the kernel begins."""
     if not frame.startswith(_MAGIC):
-        raise DamagedError("is no entry of this version of the cache")
+        raise ValueError("is no entry of this version of the cache")
     start = len(_MAGIC) + _LENGTH.size
     try:
         end = start + _LENGTH.unpack_from(frame, len(_MAGIC))[0]
@@ -341,5 +315,5 @@ def _header(frame: bytes) -> tuple[dict[str, Any], int]:
         kinds = {"digest": str, "info": dict, "seconds": float, "made": float}
         header = {name: kind(said[name]) for name, kind in kinds.items()}
     except (struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DamagedError("has a header that cannot be read") from error
+        raise ValueError("has a header that cannot be read") from error
     return header, end

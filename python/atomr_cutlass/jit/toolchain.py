@@ -139,7 +139,7 @@ _cutlass_version = functools.cache(headers.cutlass_version)
 
 def header_version(cccl: Path) -> tuple[int, int] | None:
     """Version of CUDA's C++ headers, CCCL's own; None where it cannot be told."""
-    found = _defined(cccl / "cuda" / "std" / "__cccl" / "version.h", "CCCL_VERSION")
+    found = defined(cccl / "cuda" / "std" / "__cccl" / "version.h", "CCCL_VERSION")
     return None if found is None else (found // 1000000, found // 1000 % 1000)
 
 
@@ -151,15 +151,15 @@ def _check_headers(cccl: Path, cudart: Path, major: int) -> None:
             f"CUDA's C++ headers in {cccl} (CCCL {version[0]}.{version[1]}) are newer than CUTLASS 4.2 compiles with: "
             f"{cure}"
         )
-    cuda = _defined(cudart / "cuda.h", "CUDA_VERSION")
+    cuda = defined(cudart / "cuda.h", "CUDA_VERSION")
     if cuda is not None and cuda // 1000 != major:
         raise DeviceUnavailableError(
             f"CUDA's headers in {cudart} are of CUDA {cuda // 1000} and NVRTC is of CUDA {major}: {cure}"
         )
 
 
-def _defined(path: Path, name: str) -> int | None:
-    """The number that a header defines a name as."""
+def defined(path: Path, name: str) -> int | None:
+    """The number that a header defines a name as; None where it does not."""
     try:
         found = re.search(rf"#\s*define\s+{name}\s+(\d+)", path.read_text(encoding="utf-8", errors="replace"))
     except OSError:

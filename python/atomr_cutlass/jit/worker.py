@@ -1,25 +1,20 @@
-"""One NVRTC compilation in a process of its own: `python worker.py REQUEST ANSWER`, two files.
+"""One NVRTC compilation in a process of its own: `python worker.py`, with a request on its standard input.
 
 NVRTC compiles one source at a time in a process and takes up to 1.7 GB, which it keeps. A process for each compilation
 runs side by side with others, gives its memory back, and leaves the caller alive if the compiler dies.
 
-REQUEST is {"library": NVRTC's path, "name":, "source":, "options": [...], "image": "cubin" or
-"ptx"}. ANSWER gets a line of JSON, {"ok":, "log":, "length":, "sha256":}, and after it the image, of that length and
-digest. It is written beside and renamed, so it is there whole or not at all. The exit status is 0 when it is there,
-and CANNOT_WRITE when the file could not be written: then there may be no room for a message either.
+The request is a line of JSON, the arguments of `compile_source`; the answer, on the standard output, is one too, with
+the image after it. It is whole when the exit status is 0.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
-
-CANNOT_WRITE = os.EX_IOERR
 
 _DOES_NOT_COMPILE = 6  # NVRTC_ERROR_COMPILATION
 
@@ -82,49 +77,25 @@ def compile_source(library: str, name: str, source: str, options: list[str], ima
 
 
 def answer(image: bytes | None, log: str) -> bytes:
-    """Encodes the result of a compilation for ANSWER."""
-    body = image or b""
-    head = {"ok": image is not None, "log": log, "length": len(body), "sha256": _digest(body)}
-    return json.dumps(head).encode() + b"\n" + body
+    """The result of a compilation as bytes."""
+    return json.dumps([image is not None, log]).encode() + b"\n" + (image or b"")
 
 
 def parse(content: bytes) -> tuple[bytes | None, str]:
-    """The inverse of `answer`; ValueError for anything else."""
-    line, _, body = content.partition(b"\n")
-    try:
-        head = json.loads(line)
-        ok, log, length, digest = (head[name] for name in ("ok", "log", "length", "sha256"))
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError("its result has no head that can be read") from error
-    if len(body) != length:
-        raise ValueError(f"its result has {len(body)} bytes of {length}")
-    if _digest(body) != digest:
-        raise ValueError("its result does not match its checksum")
-    return (body if ok else None), str(log)
+    """The inverse of `answer`; ValueError or TypeError for what has no head."""
+    head, _, image = content.partition(b"\n")
+    compiled, log = json.loads(head)
+    return (image if compiled else None), log
 
 
-def _digest(body: bytes) -> str:
-    import hashlib  # loads OpenSSL, which importing the package need not
-
-    return hashlib.sha256(body).hexdigest()
-
-
-def main(request_file: str, answer_file: str) -> int:
-    """Serves one request; returns the exit status."""
-    request = json.loads(Path(request_file).read_text(encoding="utf-8"))
-    content = answer(*compile_source(**request))
-    partial = Path(f"{answer_file}.partial")
-    try:
-        partial.write_bytes(content)
-        partial.replace(answer_file)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)  # makes room for the message
-            # Unbuffered: what a buffer keeps for want of room changes the exit status.
-            os.write(2, str(error).encode(errors="replace"))
-        return CANNOT_WRITE
-    return 0
+def main() -> None:
+    """Serves one request."""
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what libraries say there is no part of the answer
+    content = answer(*compile_source(**json.loads(sys.stdin.buffer.readline())))
+    with os.fdopen(answers, "wb") as file:
+        file.write(content)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    main()

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from .. import _core
-from ..arrays.numerics import AnyArray
+from ..arrays.numerics import AnyArray, math_mode
+from ..arrays.operands import check_out, result_dtype
+from ..epilogue.bound import reduce_nothing
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import RESULT
-from ..pipeline.call import Invocation
+from ..pipeline.call import SCALES, Call, Invocation, Result
 
 if TYPE_CHECKING:
     from ..epilogue.bind import BoundEpilogue
+    from ..epilogue.bound import Fusion
 
 ProductT = TypeVar("ProductT", bound="Product")
 
@@ -30,9 +36,30 @@ class Product(Invocation):
 
     result: CutlassDtype
     math: str
-    epilogue: BoundEpilogue[Any] | None = None
+    epilogue: BoundEpilogue | None = None
 
-    def followed_by(self: ProductT, epilogue: BoundEpilogue[Any]) -> ProductT:  # noqa: PYI019 - Python 3.10 has no Self
+    @classmethod
+    def of(  # noqa: PYI019 - Python 3.10 has no Self
+        cls: type[ProductT],
+        call: Call,
+        views: Mapping[str, _core.Operand],
+        shape: tuple[int, ...],
+        dtype: CutlassDtype,
+        **own: Any,
+    ) -> ProductT:
+        """The product of a call by its views, D's extents and A's element type; `own` are a class's further fields."""
+        written = {name: view for name, view in views.items() if name == "amax"}
+        inputs = {name: view for name, view in views.items() if name not in (RESULT, *written)}
+        if RESULT in views:
+            check_out(views, inputs)
+        options = call.options
+        result = result_dtype(views, options.out_dtype, dtype, fused=call.follows)
+        mode = math_mode(dtype, options.precision, fast_accum=options.fast_accum)
+        results = {name: Result(view.shape, view.dtype, call.arrays[name], view) for name, view in written.items()}
+        results[RESULT] = Result(shape, result.dlpack, call.out, views.get(RESULT))
+        return cls(call=call, inputs=inputs, results=results, result=result, math=mode, **own)
+
+    def followed_by(self: ProductT, epilogue: BoundEpilogue) -> ProductT:  # noqa: PYI019 - as above
         """The product with an epilogue, which has D and arrays of its own."""
         return replace(
             self,
@@ -43,19 +70,27 @@ class Product(Invocation):
             epilogue=epilogue,
         )
 
+    def fusion(self, views: Mapping[str, _core.Operand]) -> Fusion | None:
+        """What follows as part of a problem, of views of all its operands by name."""
+        if self.epilogue is None:
+            return None
+        fusion: Fusion = self.epilogue.result.fusion(self.epilogue.tree, views)
+        return fusion
+
     def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:
-        """Writes the reductions of nothing, in the order of a stream."""
+        """Writes what the epilogue reduces of nothing."""
         if self.epilogue is not None:
-            from ..epilogue.bind import reduce_nothing  # which loads trees and the tracer
+            reduce_nothing(self.epilogue.tree, views, stream)
 
-            reduce_nothing(self.epilogue.tree.outputs, views, stream)
-
-    def evaluated(
-        self, host: Mapping[str, AnyArray], compute: Callable[..., AnyArray], *, scale_d: float | None
-    ) -> Mapping[str, AnyArray]:
-        """The results by the operation's reference, `compute`."""
+    def evaluated(self, host: Mapping[str, AnyArray], reference: Callable[..., AnyArray]) -> dict[str, AnyArray]:
+        """The results by the operation's reference, which has its operands already."""
+        options = self.call.options
+        scale_a, scale_b, scale_d = (host.get(name, self.call.arrays[name]) for name in SCALES)
+        scale_d = None if scale_d is None else float(np.asarray(scale_d).reshape(()))
+        factors = {"alpha": options.alpha, "beta": options.beta, "scale_a": scale_a, "scale_b": scale_b}
+        compute = functools.partial(reference, **factors, math=self.math)
         if self.epilogue is not None and self.call.epilogue is not None:
             # float64 holds the accumulator; alpha = 0 does not make the operands unread here.
             return self.epilogue.evaluate(compute(out_dtype=CutlassDtype.F64), self.fetch, scale_d=scale_d)
-        follows = {"bias": host.get("bias"), "activation": self.call.options.activation, "scale_d": scale_d}
+        follows = {"bias": host.get("bias"), "activation": options.activation, "scale_d": scale_d}
         return {RESULT: compute(out_dtype=self.result, **follows).reshape(self.results[RESULT].shape)}

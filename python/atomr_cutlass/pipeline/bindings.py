@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -50,7 +51,6 @@ class Weights:
     change before they have been copied.
 
     Attributes:
-        size: in bytes.
         stream: where a device array's values are ready, and where they are copied; 0 for host memory.
     """
 
@@ -60,15 +60,14 @@ class Weights:
         with operands.launching(stream, weights if raw is None else None, awaited=True) as launch:
             self.stream = launch.handle
             self._source = operands.as_operand(weights, "weights") if raw is None else raw
-        self.size = _size(self._source) if isinstance(self._source, _core.Operand) else self._source.nbytes
 
     def check(self, target: _core.Operand, name: str) -> None:
         """Refuses values that the operand of this name cannot hold."""
         view = self._source
         if not isinstance(view, _core.Operand):
-            if self.size != _size(target):
+            if view.nbytes != _size(target):
                 raise InvalidOperandError(
-                    f"weights has {self.size} bytes; the bound operand {name} has {_size(target)}: {target.shape} of "
+                    f"weights has {view.nbytes} bytes; the bound operand {name} has {_size(target)}: {target.shape} of "
                     f"{_dtype_name(target)}"
                 )
             return
@@ -94,13 +93,14 @@ class Weights:
     def copy_to(self, target: _core.Operand) -> None:
         """Writes the values into an operand of dense memory that `check` has let through; see `Binding.refit`."""
         source = self._source
+        if 0 in target.shape:
+            return
         if not isinstance(source, _core.Operand):
-            if self.size:
-                _core.upload(target.pointer, target.device, source)
+            _core.upload(target.pointer, target.device, source)
         elif source.device_type == CPU:
             operands.copy_in(operands.to_numpy(source), target)
-        elif source.pointer != target.pointer and self.size:
-            _core.copy_async(target.pointer, source.pointer, self.size, target.device, self.stream)
+        elif source.pointer != target.pointer:
+            _core.copy_async(target.pointer, source.pointer, _size(target), target.device, self.stream)
 
 
 def import_weights(weights: Any, stream: Any = None) -> tuple[Weights, ...]:
@@ -213,20 +213,9 @@ class BoundPlan:
         """Writes new values into the bound operand; see `Weights` and `Binding.refit`. Of a list, a list of values."""
         self.binding.refit(import_weights(weights, stream))
 
-    @property
-    def source(self) -> str:
-        """The kernel's source."""
-        return str(self.plan.source)
-
-    @property
-    def kernel_name(self) -> str:
-        """The kernel's name."""
-        return str(self.plan.kernel_name)
-
-    @property
-    def kernel_handle(self) -> object:
-        """The loaded kernel."""
-        return self.plan.kernel_handle
+    source = property(operator.attrgetter("plan.source"), doc="The kernel's source.")
+    kernel_name = property(operator.attrgetter("plan.kernel_name"), doc="The kernel's name.")
+    kernel_handle = property(operator.attrgetter("plan.kernel_handle"), doc="The loaded kernel.")
 
 
 def _alike(view: _core.Operand, strides: tuple[int, ...]) -> bool:

@@ -11,7 +11,7 @@ import abc
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
@@ -21,14 +21,13 @@ from .. import _core
 from ..arrays import operands, symbols
 from ..arrays.layouts import permuted
 from ..arrays.numerics import AnyArray
-from ..arrays.operands import CPU, CUDA, check_backend, check_followers, check_scalars, on_reference, refuse_jax_out
+from ..arrays.operands import CUDA, check_backend, check_scalars, on_reference, refuse_jax_out
 from ..checks import NUMBERS, check_number, check_options
-from ..errors import UnsupportedError
+from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.epilogue.tree import RESULT
 from ..jit import kernels
 from .call_options import CallOptions
 from .plan import BACKENDS as GPU_BACKENDS
-from .plan import Plan
 from .plan_cache import kept_plans
 from .reduction import is_batch_invariant
 
@@ -46,13 +45,10 @@ _LABELS = ("out", *SCALES, "global_scale")
 
 
 class Result(NamedTuple):
-    """An array that a call writes.
+    """An array that a call writes, with extents as kernels have them; `element` is DLPack's (type code, bits).
 
-    Attributes:
-        shape: its extents, as kernels have them.
-        element: DLPack's (type code, bits).
-        array: the caller's, or a new one; None where that is not made yet, or JAX imports it when it is finished.
-        made: whether the array is a new one.
+    `array` is the caller's, or a new one that was `made`; None where that is not made yet, or JAX imports it when it is
+    finished.
     """
 
     shape: tuple[int, ...]
@@ -129,9 +125,9 @@ class Call:
         of_d = float(numbers.get("scale_d", 1))
         return math.prod(map(float, numbers.values()), start=float(alpha)), float(beta) * of_d
 
-    def refuse_scale_arrays(self, reason: str) -> None:
+    def refuse_scale_arrays(self, reason: str, names: Iterable[str] = SCALES) -> None:
         """Refuses scales that are no numbers, for kernels that read none from the device."""
-        for name in SCALES:
+        for name in names:
             if self.arrays[name] is not None and name not in self.numbers:
                 raise UnsupportedError(f"{name} is a {type(self.arrays[name]).__name__}: {reason}")
 
@@ -144,7 +140,11 @@ class Call:
         check_backend(options.backend, BACKENDS)
         if options.jit is not None:
             kernels.policy(options.jit)
-        check_followers(function, self.epilogue, options.activation, self.others)
+        if self.others and self.epilogue is None:
+            others = ", ".join(self.others)
+            raise InvalidOperandError(f"{others}: {function} has no such argument, and there is no epilogue to take it")
+        if self.epilogue is not None and options.activation is not None:
+            raise InvalidOperandError("epilogue and activation are given: apply the activation in the epilogue")
         check_scalars(options.alpha, options.beta, self.c, self.numbers.get("scale_d"))
         refuse_jax_out(self.out)
 
@@ -184,8 +184,8 @@ class Invocation(abc.ABC):
 
     @property
     def device(self) -> int:
-        """Index of the GPU, of that which serves host arrays for these."""
-        return self.first.device if self.on_gpu else 0
+        """Index of the GPU that the operands are on; 0 for host arrays."""
+        return self.first.device
 
     @property
     def views(self) -> dict[str, _core.Operand]:
@@ -252,6 +252,7 @@ def stored(*environment: str, **arrays: str) -> Callable[[FunctionT], FunctionT]
     `arrays` the parameters of arrays, by the operands' names, in the function's order. Those of _ROLES are known, and
     other parameters are options.
     """
+    roles = _ROLES | dict.fromkeys(arrays.values(), "array")
     labels = {parameter: operand for operand, parameter in arrays.items()} | {name: name for name in _LABELS}
 
     def store(function: FunctionT) -> FunctionT:
@@ -260,7 +261,7 @@ def stored(*environment: str, **arrays: str) -> Callable[[FunctionT], FunctionT]
         parameters = [
             (
                 parameter.name,
-                "array" if parameter.name in arrays.values() else _ROLES.get(parameter.name, "option"),
+                roles.get(parameter.name, "option"),
                 labels.get(parameter.name, ""),
                 () if parameter.default is parameter.empty else (parameter.default,),
             )
@@ -293,21 +294,20 @@ def _serve(call: Call | Any, pending: _core.PendingCall | None) -> Any:
         return call
     launch = None if pending is None else pending.launch
     with launch or operands.launching(call.options.stream, call.like):
-        if pending is not None and pending.learns and (traced := _traced(call, pending)):
-            return _launched(*traced, pending)
+        if pending is not None and pending.learns and (launch_traced := _traced(call, pending)):
+            return launch_traced()
         return _served(call.parse(call), pending)
 
 
 def _served(invocation: Invocation, pending: _core.PendingCall | None) -> Any:
     """Runs a call, and keeps its plan for others like it, unless `pending` is None."""
-    first = invocation.first
-    by_numpy = invocation.numpy_on_host and first.device_type == CPU
-    if by_numpy or on_reference(invocation.call.options.backend, first):
+    by_numpy = invocation.numpy_on_host and not invocation.on_gpu
+    if by_numpy or on_reference(invocation.call.options.backend, invocation.first):
         return _on_reference(invocation)
     invocation.check_kernels()
     if invocation.by_reference:
         return _on_reference(invocation)
-    if first.device_type == CPU:
+    if not invocation.on_gpu:
         return _on_host(invocation)
     invocation, stream = _allocated(invocation), operands.launch_stream().handle
     views = invocation.views
@@ -321,7 +321,7 @@ def _served(invocation: Invocation, pending: _core.PendingCall | None) -> Any:
 
 def _allocated(invocation: Invocation) -> Invocation:
     """A call on a GPU with its new results allocated."""
-    device, like = invocation.first.device, invocation.call.like
+    device, like = invocation.device, invocation.call.like
     results = {
         name: Result(result.shape, result.element, *operands.empty(result.shape, result.element, device, like), True)
         if result.view is None else result
@@ -330,12 +330,10 @@ def _allocated(invocation: Invocation) -> Invocation:
     return replace(invocation, results=results)
 
 
-def _traced(
-    call: Call, pending: _core.PendingCall
-) -> tuple[Invocation, dict[str, _core.Operand], Plan, tuple[Any, ...]] | None:
-    """A call that is planned with symbols for extents; None where its plan depends on more, or there is none.
+def _traced(call: Call, pending: _core.PendingCall) -> Callable[[], Any] | None:
+    """The launch of a call that is planned with symbols for extents; None where its plan depends on more, or is none.
 
-    It comes with its views, its plan, and the plan's program with what launches it again.
+    It keeps the plan with its program, and with what launches it again.
     """
     try:
         with symbols.tracing(pending.inputs()) as trace:
@@ -343,7 +341,7 @@ def _traced(
             if call.parsed or not invocation.on_gpu or on_reference(call.options.backend, invocation.first):
                 return None
             invocation.check_kernels()
-            if invocation.by_reference or invocation.empty or _core.capturing(invocation.first.device, stream):
+            if invocation.by_reference or invocation.empty or _core.capturing(invocation.device, stream):
                 return None
             invocation = _allocated(invocation)
             plan = invocation.plan(invocation.views, like=call.like, stream=stream)
@@ -354,7 +352,7 @@ def _traced(
     if plan.cached_launch is None or not plan.checked:
         return None
     views = {name: symbols.plain_view(view) for name, view in invocation.views.items()}
-    return invocation, views, plan, (trace.program, *plan.cached_launch)
+    return functools.partial(_launched, invocation, views, plan, (trace.program, *plan.cached_launch), pending)
 
 
 def _launched(

@@ -175,16 +175,14 @@ def _refused(search: KernelSearch[Any], archs: Sequence[SmArch] = ()) -> tuple[R
     """The table's kernels of a problem's operations that do not serve it, by reason; with archs the matrix's too."""
     ops = set(map(search.op_of, itertools.chain.from_iterable(search.formulations)))
     rows = (info for info in table.rows() if info.key.op in ops)
-    counted = {info.key: (info.ptx, info.cuda_version, info.shared_bytes) for info in rows}
+    counted = {info.key: (info.rank(search.device), info.shared_bytes) for info in rows}
     for key in itertools.chain.from_iterable(map(search.every_cell, archs)):
-        counted.setdefault(key, (True, 0, shared_memory(key)))
+        counted.setdefault(key, (devices.rank_arch(key.arch, search.device, ptx=True), shared_memory(key)))
     elsewhere = f"it is not for {search.arch.value}" if search.arch else f"it does not run on {search.device.name}"
     found: dict[str, list[KernelKey]] = {}
-    for key, (ptx, cuda_version, shared_bytes) in counted.items():
+    for key, (rank, shared_bytes) in counted.items():
         reason = elsewhere
-        if search.arch in (None, key.arch) and (
-            devices.rank_arch(key.arch, search.device, ptx=ptx, cuda_version=cuda_version) is not None
-        ):
+        if search.arch in (None, key.arch) and rank is not None:
             reason = search.serves(key).reason or select.unfit(search, key, shared_bytes)
         if reason:
             found.setdefault(reason, []).append(key)

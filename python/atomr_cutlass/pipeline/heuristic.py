@@ -77,7 +77,8 @@ class HeuristicCache:
             InvalidOperandError: an argument of another kind.
             UnsupportedError: no kernel ever serves the request; says why.
         """
-        self._store(key, kernel, given=True)
+        self.note(key, kernel)  # which checks them
+        self._kernels.insert(_Known(kernel, given=True), _key_of(key))
         self._given = True
         kept_plans.clear()
 
@@ -91,13 +92,10 @@ class HeuristicCache:
         Raises:
             InvalidOperandError: an argument of another kind.
         """
-        self._store(key, kernel, given=False)
-
-    def _store(self, key: KernelUse, kernel: KernelKey, *, given: bool) -> None:
         place = _key_of(key)
         if not isinstance(kernel, KernelKey):
             raise InvalidOperandError(f"kernel is {shown(kernel)}; expected a KernelKey, such as ac.kernels()[0].key")
-        self._kernels.insert(_Known(kernel, given=given), place)
+        self._kernels.insert(_Known(kernel, given=False), place)
 
     def clear(self) -> None:
         """Forgets everything: kernels are chosen anew."""

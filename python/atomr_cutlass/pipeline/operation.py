@@ -170,25 +170,23 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
 
     Attributes:
         bound: the operand that a plan can keep.
+        optional: operands that some requests have and others have not, but for scales and those of a tree.
         options: of the command line, beside those of every operation.
     """
 
     request_type: type[RequestT]
     bound: str
+    optional: tuple[str, ...] = ("c",)
     options: tuple[Option, ...] = ()
 
     @abc.abstractmethod
     def operands(self, request: RequestT) -> tuple[OperandSlot, ...]:
         """The operands that a plan of this request is called with, in order; the result is the last."""
 
-    @abc.abstractmethod
-    def optional_names(self, request: RequestT) -> tuple[str, ...]:
-        """The operands that requests of this kind may have, without those of an epilogue's tree and the result."""
-
     def names(self, request: RequestT) -> tuple[str, ...]:
         """The operands that requests of this kind may have, those of this one first; without the result."""
-        own = tuple(slot.name for slot in self.operands(request)[:-1])
-        return own + tuple(name for name in self.optional_names(request) if name not in own)
+        own = tuple(slot.name for slot in operands_of(request)[:-1])
+        return own + tuple(name for name in self.optional if name not in own)
 
     def extents(self, request: RequestT) -> dict[str, Any]:
         """The request's extents, as JSON-ready values: those of its shape where an operation says nothing else."""
@@ -214,7 +212,7 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
 
     def bound_slot(self, request: RequestT) -> OperandSlot:
         """The operand that a plan of this request can keep."""
-        return next(slot for slot in self.operands(request) if slot.name == self.bound)
+        return next(slot for slot in operands_of(request) if slot.name == self.bound)
 
     def launch(self, plan: Any, request: RequestT, arrays: Mapping[str, Any], **options: Any) -> None:
         """Launches a plan with its operands, in the order of the operand table. `options`: alpha, beta and stream."""
@@ -222,15 +220,16 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
         plan(*given, out=out, **options)
 
     def write_empty(self, request: RequestT, arrays: Mapping[str, Any], stream: int) -> None:
-        """Writes the outputs beside a result without elements: where an operation has such, reductions of nothing."""
+        """Writes the outputs beside a result without elements: reductions of nothing."""
+        if request.tree is not None:
+            from ..epilogue.bound import reduce_nothing  # which imports this package's plans
 
-    def result_layout(self, request: RequestT) -> str:
-        """How callers name the dimensions of a result that is allocated for them, `nhwc` or `nchw`; refuses others."""
-        return "nhwc"
+            reduce_nothing(request.tree, arrays, stream)
 
     def search(self, request: RequestT, device: Device) -> KernelSearch[Any] | None:
         """The kernels of a request; None where the result has no elements, so that nothing is launched."""
-        return request.search(device)
+        result = self.operands(request)[-1]
+        return None if all(0 in spec.shape for spec in result.specs) else request.search(device)
 
     def random_arrays(self, request: RequestT, generator: np.random.Generator) -> Arrays:
         """Random operands on the host, in the forms that the reference takes; results hold what no kernel computes."""

@@ -123,16 +123,15 @@ def _pack(told: Mapping[str, Any], data: bytes, where: str) -> Pack:
 def _require_glibc(needed: str, kernels: int, where: str) -> None:
     """Refuses a shared library of so many kernels that needs a newer C library than this system's."""
     library, here = platform.libc_ver()
-    if needed and library == "glibc" and _numbers(needed) > _numbers(here):
+    if not needed or library != "glibc":
+        return
+    newest, own = ([int(part) for part in version.split(".")] for version in (needed, here))
+    if newest > own:
         raise LibraryError(
             "pack",
             f"{where} ({kernels} kernels) needs GLIBC_{needed}, and this system has {here}: build it on a system "
             "that is as old, or as cubins (`atomr-cutlass build`), which need none",
         )
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split(".")]
 
 
 def read(path: Path) -> Pack | dict[str, Any]:

@@ -73,19 +73,15 @@ def _compiled(
     finished: Callable[[KernelKey], None],
 ) -> list[bytes]:
     """Compiles each unit by a function of its keys' lines and a digest, on an executor (None: so many threads)."""
-    made, failed = [b""] * len(units), []
+    failed = []
     with contextlib.ExitStack() as stack:
         pool = executor or stack.enter_context(ThreadPoolExecutor(threads))
-        waiting = {
-            pool.submit(compile_unit, "\n".join(map(key_file.line, unit)), digest): place
-            for place, unit in enumerate(units)
-        }
+        waiting = {pool.submit(compile_unit, "\n".join(map(key_file.line, unit)), digest): unit for unit in units}
         stack.callback(lambda: [future.cancel() for future in waiting])  # of one that fails the others
         for future in as_completed(waiting):
-            place = waiting[future]
-            names = ", ".join(key.name for key in units[place])
+            names = ", ".join(key.name for key in waiting[future])
             try:
-                made[place] = future.result()
+                future.result()
             except CompileError as error:
                 failed.append(f"{names}: {error}")
             except CutlassError:
@@ -96,11 +92,11 @@ def _compiled(
                     f"{names} not compiled: a worker died, or cannot be reached ({type(error).__name__}: "
                     f"{error}). Build again: what is compiled is in the cache",
                 ) from error
-            for key in units[place]:
+            for key in waiting[future]:
                 finished(key)
     if failed:
         raise CompileError(f"{len(failed)} of {len(units)} compilations failed: " + "; ".join(sorted(failed)))
-    return made
+    return [future.result() for future in waiting]
 
 
 @contextlib.contextmanager

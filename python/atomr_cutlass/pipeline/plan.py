@@ -55,14 +55,14 @@ class Plan(_core.LaunchPlan):
         LibraryError, ContextPoisonedError: CUDA refused the launch.
     """
 
-    request: Any
-    key: PlanKey | None
+    request: Any = None
+    key: PlanKey | None = None
     candidates: tuple[Candidate[Any], ...]
     rewrite: str
-    checked: bool
-    cached_launch: tuple[_core.Blueprint, Callable[[_core.Blueprint, Any], Plan]] | None
+    cached_launch: tuple[_core.Blueprint, Callable[[_core.Blueprint, Any], Plan]] | None = None
+    checked: bool = True
     _main: int
-    _next: Plan | None
+    _next: Plan | None = None
 
     def replace(self, next: Plan) -> None:  # type: ignore[override] # noqa: A002
         """Has launches go to another plan of the same operands, but never during the capture of a graph.
@@ -199,9 +199,8 @@ class Steps:
         def make(blueprint: _core.Blueprint, like: Any, *, keep: bool = False) -> Plan:
             noted = [(candidates[number].key, blueprint.arguments(number, names)) for number, names in extents]
             plan = Plan(blueprint, like, keep)
-            plan.request = plan.key = plan.cached_launch = None
-            plan.candidates, plan.rewrite, plan.checked = candidates, rewrite, True
-            plan._main, plan._next = index, None  # noqa: SLF001 - this module's own
+            plan.candidates, plan.rewrite = candidates, rewrite
+            plan._main = index  # noqa: SLF001 - this module's own
             record.note(plan, noted)
             return plan
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from .. import _core
-from ..checks import check_count, expect, shown
+from ..checks import check_integer, expect, shown
 from ..errors import InvalidOperandError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
@@ -23,7 +23,7 @@ kept_plans = _core.PlanStore(PLANS_KEPT)
 """Plans of all functions, by everything that they depend on: the layouts of all operands, and every option."""
 
 
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(frozen=True, repr=False)
 class PlanKey:
     """The identity of a plan: everything of what is launched except pointers and the values of scalars.
 
@@ -51,8 +51,7 @@ class PlanKey:
     arch: SmArch | None
     binding: str | None = None
     batch_invariant: bool = False
-    _values: tuple[Any, ...] = field(init=False)
-    _hash: int = field(init=False)
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("op", "math", "epilogue"):
@@ -63,19 +62,14 @@ class PlanKey:
         expect(self.binding, (str, type(None)), "binding", "a name, or None")
         expect(self.batch_invariant, bool, "batch_invariant")
         # Once, not at every look-up: the hash of an enumeration's member is computed by Python code.
-        values = tuple(vars(self).values())
-        object.__setattr__(self, "_values", values)
-        object.__setattr__(self, "_hash", hash(values))
-
-    def __eq__(self, other: object) -> bool:
-        return self._values == other._values if isinstance(other, PlanKey) else NotImplemented
+        object.__setattr__(self, "_hash", hash(tuple(vars(self).values())))
 
     def __hash__(self) -> int:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A process's hashes of strings are its own: a copy made elsewhere has to compute them again.
-        return PlanKey, self._values
+        return PlanKey, tuple(vars(self).values())[:-1]
 
     def __repr__(self) -> str:
         shape = ",".join("x".join(map(str, e)) if isinstance(e, tuple) else str(e) for e in self.shape)
@@ -130,7 +124,7 @@ class PlanCache(Generic[PlanT]):
     """
 
     def __init__(self, capacity: int) -> None:
-        check_count(capacity, "capacity", "the plans to keep")
+        check_integer(capacity, "capacity", "an integer from 1, the plans to keep", least=1)
         self.capacity = capacity
         self.hits = 0
         self.misses = 0

@@ -226,13 +226,10 @@ def collapse_batches(problem: GemmProblem) -> Batches:
 
 @dataclass(frozen=True)
 class TransposedCopy:
-    """An operand that is copied before a product, its rows as columns, for kernels that read it so alone, or faster.
+    """An operand, `a` or `b` of the caller's, that is copied before a product, its rows as columns.
 
-    Attributes:
-        operand: `a` or `b`, as the caller has them.
-        leading: elements from one row, or column, of the operand to the next.
-        batch_stride: elements from one batch of it to the next.
-        size: bytes of all batches.
+    Kernels read it so alone, or faster. From one row, or column, to the next are `leading` elements of the operand; all
+    of its batches are `size` bytes.
     """
 
     operand: str

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import itertools
 import json
 import math
@@ -24,6 +25,7 @@ from ..generator.dtypes import CutlassDtype
 from ..generator.key import KernelKey, instruction_shape, opcode_class
 from ..generator.matrix import cells
 from ..generator.rules import FEW, SPLIT
+from ..jit import files
 from . import devices, table, tuning
 from .operation import operation_of, request_from
 from .reduction import INSTRUCTION_BYTES
@@ -33,13 +35,6 @@ from .tuning import TuneRecord
 
 SUFFIX = ".csv"
 
-COLUMNS = (
-    "Problem", "Provider", "OperationKind", "Operation", "Disposition", "Status", "gemm_kind", "m", "n", "k", "A", "B",
-    "C", "D", "alpha", "beta", "split_k_mode", "split_k_slices", "batch_count", "raster_order", "use_pdl",
-    "swizzle_size", "op_class", "accum", "cta_m", "cta_n", "cta_k", "cluster_m", "cluster_n", "cluster_k", "stages",
-    "warps_m", "warps_n", "warps_k", "inst_m", "inst_n", "inst_k", "min_cc", "max_cc", "Bytes", "Flops", "Flops/Byte",
-    "Runtime", "GB/s", "GFLOPs",
-)  # fmt: skip
 NEEDED = ("Operation", "m", "n", "k", "A", "B", "C", "Runtime")
 
 _RASTERS = {"heuristic": HEURISTIC, "along_m": ALONG_M, "along_n": ALONG_N}
@@ -51,13 +46,11 @@ _TYPES = {"fe4m3": "e4m3", "fe5m2": "e5m2", "tf32": "f32"}
 def write(records: Iterable[TuneRecord], path: Path) -> int:
     """Writes the kernels of plain GEMMs over dense matrices, and says how many; other records have no form there."""
     rows = [row for record in records if (row := _row(record)) is not None]
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows({"Problem": number, **row} for number, row in enumerate(rows, 1))
-    except OSError as error:
-        raise InvalidOperandError(f"cannot write {path}: {error.strerror or error}") from error
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, ("Problem", *(rows[0] if rows else NEEDED)))
+    writer.writeheader()
+    writer.writerows({"Problem": number, **row} for number, row in enumerate(rows, 1))
+    files.save(path, text.getvalue().encode())
     return len(rows)
 
 
@@ -112,9 +105,10 @@ def _record(row: Mapping[str, str], names: Mapping[str, list[KernelKey]], gpu: s
             search = operation_of(request := _request(row, key)).search(request, devices.imagined(key.arch))
         except CutlassError:  # types that this kernel does not take
             continue
-        formulations = [] if search is None else list(itertools.chain.from_iterable(search.formulations))
-        for number, formulation in enumerate(formulations):
-            if search is not None and search.supports(key, formulation):
+        if search is None:
+            continue
+        for number, formulation in enumerate(itertools.chain.from_iterable(search.formulations)):
+            if search.supports(key, formulation):
                 microseconds = round(float(row["Runtime"]) * 1e3, 3)
                 return TuneRecord(
                     gpu, tuning.identity(search.tuned_problem), key, number, int(row.get("split_k_slices") or 1),

@@ -75,12 +75,9 @@ class GemmEpilogue:
     @property
     def kind(self) -> str:
         """The operations without their scalars, as `linear+c+bias+relu`; a tree by its id."""
-        words = ["linear"]
-        words += ["c"] if self.beta != 0 else []
-        words += ["bias"] if self.bias else []
-        words += [self.activation] if self.activation is not None else []
-        words += [self.tree.id] if self.tree is not None else []
-        return "+".join(words)
+        tree = "" if self.tree is None else self.tree.id
+        words = ("linear", "c" if self.beta != 0 else "", "bias" if self.bias else "", self.activation or "", tree)
+        return "+".join(filter(None, words))
 
     @property
     def follows(self) -> bool:
@@ -156,11 +153,16 @@ class Request(KernelUse, ABC):
         """Checks the fields that all requests have, and others of these kinds, none of which may be None."""
         for name, kind in {"dtype": CutlassDtype, "epilogue": GemmEpilogue, **kinds}.items():
             expect(getattr(self, name), kind, name)
-        for name, kind in (("arch", SmArch), ("out_dtype", CutlassDtype)):
-            if getattr(self, name) is not None:
-                expect(getattr(self, name), kind, name)
+        check_options(arch=self.arch, out_dtype=self.out_dtype)
         if self.binding is not None and (not isinstance(self.binding, str) or not self.binding):
             raise InvalidOperandError(f"binding is {shown(self.binding)}; expected a name, or None")
+
+    def expect_served(self, op: str, dtypes: Collection[CutlassDtype], archs: Collection[SmArch]) -> None:
+        """Refuses a dtype or a target that an operation has no kernels for."""
+        for value, served in ((self.dtype, dtypes), (self.arch, archs)):
+            if value is not None and value not in served:
+                valid = ", ".join(member.name for member in served)
+                raise UnsupportedError(f"{op} has no kernels for {value.name}; valid: {valid}")
 
     def refuse_tree(self, tree: EpilogueVisitorTree, product: Iterable[str]) -> None:
         """Refuses a tree that does not go with the request; `product` names the product's operands but `c`."""
@@ -219,16 +221,6 @@ def precision_of(key: KernelKey) -> str | None:
     return key.math if key.math in PRECISIONS else None
 
 
-def expect_served(
-    op: str, dtype: CutlassDtype, arch: SmArch | None, dtypes: Collection[CutlassDtype], archs: Collection[SmArch]
-) -> None:
-    """Refuses a dtype or a target that an operation has no kernels for."""
-    for value, served in ((dtype, dtypes), (arch, archs)):
-        if value is not None and value not in served:
-            valid = ", ".join(member.name for member in served)
-            raise UnsupportedError(f"{op} has no kernels for {value.name}; valid: {valid}")
-
-
 def expect_extent(value: Any, name: str, least: int = 0) -> None:
     """Refuses a value that is no extent of a dimension, or too large for kernels to count."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
@@ -251,13 +243,7 @@ def math_of(dtype: CutlassDtype, precision: str | None, *, fast_accum: bool = Fa
 
 @dataclass(frozen=True)
 class Option:
-    """An option of requests.
-
-    Attributes:
-        name: a Python name; on the command line `--` and dashes.
-        default: of its kind; None is an integer that is not given.
-        least: of an integer.
-    """
+    """An option of requests. Its default says its kind; None is an integer, from `least`, that is not given."""
 
     name: str
     help: str
@@ -279,11 +265,9 @@ COMMON = (
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """The options of one request.
+    """The options of one request, and the extent of every dimension that is not given.
 
-    Attributes:
-        extent: of every dimension that is not given.
-        values: by name; options that were not given have their defaults, or are left out.
+    Of those that were not given, `values` has the defaults, or nothing.
     """
 
     extent: int
@@ -303,11 +287,6 @@ class RequestOptions:
         value = self.given(name)
         return self.extent if value is None else int(value)
 
-    def number(self, name: str, default: float) -> float:
-        """A scalar, which may be 0."""
-        value = self.values.get(name)
-        return default if value is None else float(value)
-
     def numbers(self, name: str, default: str, counts: tuple[int, ...]) -> tuple[int, ...]:
         """Whole numbers, as many as one of the counts says."""
         text = self.given(name) or default
@@ -317,23 +296,15 @@ class RequestOptions:
             raise InvalidOperandError(f"--{name} is {text!r}; expected {wanted} whole numbers, comma-separated")
         return tuple(map(int, words))
 
-    def element_type(self, name: str) -> CutlassDtype | None:
-        """An element type, or None."""
-        return self._parsed(CutlassDtype.parse, name)
-
     @property
     def dtype(self) -> CutlassDtype:
         """The element type of the operands."""
         if self.values.get("dtype") == "":
             raise InvalidOperandError("--dtype is empty")
-        return self.element_type("dtype") or CutlassDtype.BF16
+        return self.parsed("dtype", CutlassDtype.parse) or CutlassDtype.BF16
 
-    @property
-    def arch(self) -> SmArch | None:
-        """The target."""
-        return self._parsed(SmArch.parse, "arch")
-
-    def _parsed(self, parse: Callable[[str], T], name: str) -> T | None:
+    def parsed(self, name: str, parse: Callable[[str], T]) -> T | None:
+        """The value that a text stands for, such as an element type; None where it was not given."""
         text = self.given(name)
         try:
             return None if text is None else parse(text)

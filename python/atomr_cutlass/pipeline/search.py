@@ -84,6 +84,7 @@ class KernelSearch(abc.ABC, Generic[F]):
             served; within a group the estimated time decides.
         batch_invariant: whether only kernels of one reduction serve it, the same for every number of rows.
         named: the kernel that a user has named for it (`heuristics`), which is taken where it can be had and serves.
+        lacks: what is said where the table has no kernel and none may be compiled.
     """
 
     op: str
@@ -93,6 +94,7 @@ class KernelSearch(abc.ABC, Generic[F]):
     formulations: Sequence[Sequence[F]]
     batch_invariant: bool = False
     named: KernelKey | None = None
+    lacks: str = "no kernel in the table serves this {op}; {name} would"
 
     @abc.abstractmethod
     def traits(self, formulation: F) -> Hashable:
@@ -165,14 +167,9 @@ class KernelSearch(abc.ABC, Generic[F]):
 
     def serves(self, key: KernelKey) -> Status:
         """Whether a kernel serves the problem; the reason is of the formulation that it comes closest to serving."""
-        closest = OTHER_OP
-        for formulation in itertools.chain.from_iterable(self.formulations):
-            if self.op_of(formulation) == key.op:
-                status = self.supports(key, formulation)
-                if status:
-                    return status
-                closest = max(closest, status, key=lambda refusal: refusal.passed)
-        return closest
+        formulations = itertools.chain.from_iterable(self.formulations)
+        found = [self.supports(key, formulation) for formulation in formulations if self.op_of(formulation) == key.op]
+        return max([OTHER_OP, *found], key=lambda status: (status.ok, status.passed))
 
     def every_cell(self, arch: SmArch) -> Iterable[KernelKey]:
         """All keys that can be compiled for an arch."""
@@ -195,13 +192,14 @@ class KernelSearch(abc.ABC, Generic[F]):
         """The error where the table has no kernel and none may be compiled, and how the matrix's best cell is had."""
         if best is None:
             return UnsupportedError(self.reason())
-        return KernelNotFoundError(f"no kernel in the table serves this {best.key.op}; {best.key.name} would: {remedy}")
+        return KernelNotFoundError(f"{self.lacks.format(op=best.key.op, name=best.key.name)}: {remedy}")
 
 
 class ExactSearch(KernelSearch[None]):
     """A kernel whose key `make` gives for a compile target: helpers, of which there is one for each task."""
 
     formulations = ((None,),)
+    lacks = "the table lacks {name}, and it must not be compiled"
 
     def __init__(self, make: Callable[[SmArch], KernelKey], device: Device, arch: SmArch | None = None) -> None:
         self.device, self.arch, self.make = device, arch, make
@@ -223,12 +221,6 @@ class ExactSearch(KernelSearch[None]):
     def reason(self) -> str:
         """Why there is none."""
         return f"{self._wanted.name} does not run on {self.device.name}"
-
-    def refusal(self, best: Candidate[None] | None, remedy: str) -> CutlassError:
-        """The error where the table lacks it and it must not be compiled."""
-        if best is None:
-            return UnsupportedError(self.reason())
-        return KernelNotFoundError(f"the table lacks {best.key.name}, and it must not be compiled: {remedy}")
 
 
 def checked(rules: Iterable[Rule]) -> Status:

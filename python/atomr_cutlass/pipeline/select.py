@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import itertools
 import warnings
-import weakref
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -41,8 +40,7 @@ def _running(search: KernelSearch[F], group: Sequence[F]) -> Iterator[Kernel]:
     for op, info in itertools.product(dict.fromkeys(map(search.op_of, group)), table.rows()):
         if info.key.op != op or search.arch not in (None, info.key.arch):
             continue
-        suitability = devices.rank_arch(info.key.arch, search.device, ptx=info.ptx, cuda_version=info.cuda_version)
-        if suitability is not None:
+        if (suitability := info.rank(search.device)) is not None:
             yield suitability, info.key, info, info.shared_bytes
 
 
@@ -117,18 +115,9 @@ def first(search: KernelSearch[F], *, built_helpers: bool = True) -> Candidate[F
     return next(filter(None, (found.first(search, group) for found, group in built)), None)
 
 
-_reductions: weakref.WeakKeyDictionary[KernelSearch[Any], Reduction | None] = weakref.WeakKeyDictionary()
-
-
+@functools.lru_cache(maxsize=8)
 def reduction(search: KernelSearch[Any]) -> Reduction | None:
-    """The reduction that a batch-invariant problem's kernels have; None where no kernel has one."""
-    if search not in _reductions:
-        _reductions[search] = _settled(search)
-    return _reductions[search]
-
-
-def _settled(search: KernelSearch[F]) -> Reduction | None:
-    """The reduction of a batch-invariant problem, by what does not depend on its rows.
+    """The reduction that a batch-invariant problem's kernels have, whatever its rows; None where no kernel has one.
 
     Kernels of the table settle it, without any the matrix's cells: those that suit the device best, of the newest
     generation, with fast accumulation where that is allowed; then the reduction that most kernels have.
@@ -202,8 +191,7 @@ def choose(
 ) -> Candidate[F]:
     """The kernel for a problem: a named or tuned one, else the table's best, else (`backend`, `jit`) the matrix's.
 
-    With `record` it is to be used: one that the table lacks goes into the log of misses, an error says who asks, and a
-    slow one is warned of.
+    With `record` it is to be used: one that the table lacks goes into the log of misses, and an error says who asks.
 
     Raises:
         UnsupportedError: no kernel of the matrix serves it.
@@ -211,12 +199,13 @@ def choose(
     """
     compiling = backend != "prebuilt" and kernels.policy(jit) != "off"
     if told := _told(search, built=backend != "jit", compiling=compiling):
-        return told
+        if told.info is not None or not gemm_sm90.widths(told.key):
+            return told
+        # Of a kernel with a body for each width, where it is not built, that of its width alone is compiled.
+        return dataclasses.replace(told, key=gemm_sm90.of_width(told.key, told.width), width=0)
     if backend != "jit":
         built = first(search) or (first(search, built_helpers=False) if compiling else None)
         if built:
-            if record and backend == "auto" and not compiling and (better := better_cell(search, built, "off")):
-                _warn_of_slow(built, better, _FORBIDDEN)
             return built
     best = best_cell(search)
     if best is None:
@@ -225,10 +214,9 @@ def choose(
         kernels.record_miss(best.key)
     if compiling:
         return best
-    error: CutlassError
     if backend == "jit":
         there = any(info.key == best.key for info in table.rows())
-        error = KernelNotFoundError(
+        error: CutlassError = KernelNotFoundError(
             f"backend='jit' passes over the table and asks for {best.key.name}: leave it out; the table "
             + ("has that" if there else f"lacks that: {remedy(search, best.key)}")
         )
@@ -253,22 +241,16 @@ def _told(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidate
     def obtainable(key: KernelKey, groups: Sequence[Sequence[F]]) -> Iterator[Candidate[F]]:
         if search.arch not in (None, key.arch) or unfit(search, key, shared_memory(key)):
             return
-        rank = functools.partial(devices.rank_arch, key.arch, search.device)
-        runs = (info for info in (table.rows() if built else ()) if info.key == key)
-        info = next((info for info in runs if rank(ptx=info.ptx, cuda_version=info.cuda_version) is not None), None)
-        if info is not None or (compiling and supports(key) and rank(ptx=True) is not None):
+        rows = (info for info in (table.rows() if built else ()) if info.key == key)
+        info = next((info for info in rows if info.rank(search.device) is not None), None)
+        can_compile = compiling and supports(key) and devices.rank_arch(key.arch, search.device, ptx=True) is not None
+        if info is not None or can_compile:
             for group in groups:
                 yield from candidates_of(search, key, info, group if compiling else _helped(search, group))
 
-    def of_one_width(candidate: Candidate[F]) -> Candidate[F]:
-        """The candidate or, where a kernel with a body for each width is not built, its width's alone."""
-        if candidate.info is not None or not gemm_sm90.widths(candidate.key):
-            return candidate
-        return dataclasses.replace(candidate, key=gemm_sm90.of_width(candidate.key, candidate.width), width=0)
-
     if search.named is not None:
         for candidate in obtainable(search.named, search.formulations):
-            return of_one_width(dataclasses.replace(candidate, named=True))
+            return dataclasses.replace(candidate, named=True)
     problem = search.tuned_problem
     if problem is None or not (record := tuning.find(search.device.name, problem)):
         return None
@@ -277,7 +259,7 @@ def _told(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidate
         for launch in search.launches(candidate) if record.width in search.widths(candidate) else ():
             if launch.options[:-1] == record.options[:-1]:
                 seconds = record.microseconds / 1e6
-                return of_one_width(dataclasses.replace(launch, width=record.width, seconds=seconds, tuned=True))
+                return dataclasses.replace(launch, width=record.width, seconds=seconds, tuned=True)
     return None
 
 
@@ -288,13 +270,14 @@ def decide(
     policy = kernels.policy(jit)
     candidate = choose(search, backend=backend, jit=policy)
     capturing = stream is not None and _core.capturing(search.device.index, stream)
-    may_replace = backend == "auto" and policy != "off" and not capturing
-    better = better_cell(search, candidate, policy) if may_replace else None
+    if backend != "auto" or (capturing and policy != "off"):
+        return candidate, None
+    better = better_cell(search, candidate, policy)
     if better is None:
         return candidate, None
-    if kernels.ready(better.key, search.device):
+    if policy != "off" and kernels.ready(better.key, search.device):
         return better, None
-    if reason := kernels.problem():
+    if reason := _FORBIDDEN if policy == "off" else kernels.problem():
         _warn_of_slow(candidate, better, reason)
         return candidate, None
     return candidate, better
@@ -334,22 +317,20 @@ def _warn_of_slow(candidate: Candidate[Any], better: Candidate[Any], reason: str
 def too_new(search: KernelSearch[Any]) -> str:
     """Which kernels of the table only the driver's age keeps from serving; empty where there are none."""
     device = search.device
-    found = [
-        info
-        for info in table.rows()
-        if info.ptx
-        and not devices.translates(device, info.cuda_version)
-        and (search.arch is None or info.key.arch is search.arch)
-        and devices.rank_arch(info.key.arch, device, ptx=True) == devices.TRANSLATED
-        and info.shared_bytes <= device.shared_memory
-        and search.serves(info.key)
-    ]
-    if not found:
-        return ""
-    return (
-        f"{found[0].name} is there as PTX of {devices.cuda_name(found[0].cuda_version)}, which this driver "
-        f"({devices.cuda_name(device.cuda_version)}) does not translate: update the driver, or build with that CUDA"
-    )
+    for info in table.rows():
+        if (
+            search.arch in (None, info.key.arch)
+            and info.rank(device) is None
+            and devices.rank_arch(info.key.arch, device, ptx=info.ptx) is not None
+            and info.shared_bytes <= device.shared_memory
+            and search.serves(info.key)
+        ):
+            return (
+                f"{info.name} is there as PTX of {devices.cuda_name(info.cuda_version)}, which this driver "
+                f"({devices.cuda_name(device.cuda_version)}) does not translate: update the driver, or build with that "
+                "CUDA"
+            )
+    return ""
 
 
 def require_target(search: KernelSearch[Any]) -> SmArch:
@@ -386,14 +367,8 @@ def in_preset(key: KernelKey) -> KernelKey | None:
         return key
     epilogues = (common_of(key.epilogue), wider(key.epilogue)) if has_tree(key.epilogue) else ()
     alike = ("a", "b", "d", "math", "layout_a", "layout_b")
-    return next(
-        (
-            cell
-            for cell in matrix(key.op, key.arch)
-            if cell.epilogue in epilogues and all(getattr(cell, name) == getattr(key, name) for name in alike)
-        ),
-        None,
-    )
+    cells = (cell for cell in matrix(key.op, key.arch) if cell.epilogue in epilogues)
+    return next((cell for cell in cells if all(getattr(cell, name) == getattr(key, name) for name in alike)), None)
 
 
 def knob(key: KernelKey) -> str:

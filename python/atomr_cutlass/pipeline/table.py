@@ -58,6 +58,10 @@ class KernelInfo:
         """`prebuilt`, or `pack NAME`."""
         return f"pack {self.pack}" if self.pack else "prebuilt"
 
+    def rank(self, device: devices.Device) -> int | None:
+        """How it gets to run on a device, None where it cannot; see `devices.rank_arch`."""
+        return devices.rank_arch(self.key.arch, device, ptx=self.ptx, cuda_version=self.cuda_version)
+
     def to_dict(self) -> dict[str, Any]:
         """The row as JSON-ready values, the key's fields among them."""
         row = dict(vars(self))

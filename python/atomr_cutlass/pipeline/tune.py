@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -28,15 +28,11 @@ from ..errors import CutlassError, DeviceUnavailableError, InvalidOperandError, 
 from ..generator.archs import SmArch
 from ..jit import files, locks
 from . import devices, probe, profiler_csv, select, table, tuning
-from .operation import PlannedOperation, operation_of
+from .operation import operation_of
 from .plan_cache import kept_plans
 from .request import Request
 from .search import Candidate, KernelSearch
 from .tuning import TuneRecord
-
-T = TypeVar("T")
-Progress = Callable[[Iterable[T], int], Iterable[T]]
-"""Shows how far a loop over so many has come, such as `rich.progress.track`."""
 
 NEAR = 1.1
 """Candidates within this factor of the fastest so far are timed again."""
@@ -61,7 +57,7 @@ def tune(
     compiled: int = 0,
     again: bool = False,
     seed: int = 0,
-    progress: Progress[Any] | None = None,
+    progress: Callable[[Iterable[Any], int], Iterable[Any]] | None = None,
 ) -> list[TuneRecord]:
     """Times every kernel that could serve each request, checks the fastest against the reference, and remembers it.
 
@@ -85,7 +81,7 @@ def tune(
             too; one where the table has none.
         again: whether to tune requests that the file has a record of.
         seed: of the operands.
-        progress: shows how far it has come.
+        progress: shows how far a loop over so many has come: called with an iterable and its length, gives its items.
 
     Returns:
         The record of each request, in order, and where there are several models of GPU for each; without those whose
@@ -114,24 +110,27 @@ def tune(
     with contextlib.ExitStack() as stack:
         stack.callback(kept_plans.clear)
         executors = _executors(indexes, stack) if executor is None else [(indexes, executor)]
-        work = []
+        running: list[futures.Future[TuneRecord | None]] = []
+        stack.callback(lambda: [task.cancel() for task in running])  # of one that fails the others
         for request in listed:
             its = {} if again else _known_of(request, known)
             for gpus, pool in executors:
-                work.append((pool, functools.partial(_measured, request, gpus, its, float(seconds), compiled, seed)))
-        running = [pool.submit(task) for pool, task in work]
-        stack.callback(lambda: [task.cancel() for task in running])  # of one that fails the others
-        found: dict[futures.Future[TuneRecord | None], TuneRecord] = {}
+                running.append(pool.submit(_measured, request, gpus, its, float(seconds), compiled, seed))
         completed = futures.as_completed(running)
         for task in completed if progress is None else progress(completed, len(running)):
-            record = _result(task)
+            try:
+                record = task.result()
+            except CutlassError:
+                raise
+            except Exception as error:  # each executor has errors of its own for workers that died
+                reason = f"a worker died, or cannot be reached ({type(error).__name__}: {error})"
+                raise LibraryError("executor", reason) from error
             if record is None:
                 continue
             if file is not None and (again or record not in known.values()):
                 append(file, [record])
             tuning.add([record])
-            found[task] = record
-    return [found[task] for task in running if task in found]
+    return [record for task in running if (record := task.result()) is not None]
 
 
 def _measured(
@@ -147,14 +146,14 @@ def _measured(
     if not gpus:
         raise DeviceUnavailableError(f"there is no GPU to tune on: {devices.problem()}")
     with _turn(gpus) as index:
-        gpu, operation = devices.get(index), operation_of(request)
-        search = operation.search(request, gpu)
+        gpu = devices.get(index)
+        search = operation_of(request).search(request, gpu)
         if search is None:
             return None
         if gpu.name in known:
             return known[gpu.name]
         with contextlib.closing(Clock(gpu)) as clock:
-            return _tuned(operation, request, search, clock, seconds, compiled, seed)
+            return _tuned(request, search, clock, seconds, compiled, seed)
 
 
 def _known_of(request: Request, known: tuning.Records) -> dict[str, TuneRecord]:
@@ -163,17 +162,6 @@ def _known_of(request: Request, known: tuning.Records) -> dict[str, TuneRecord]:
     search = operation_of(request).search(request, device) if known else None
     problem = None if search is None else tuning.identity(search.tuned_problem)
     return {gpu: record for (gpu, its), record in known.items() if its == problem}
-
-
-def _result(task: futures.Future[TuneRecord | None]) -> TuneRecord | None:
-    try:
-        return task.result()
-    except CutlassError:
-        raise
-    except Exception as error:  # each executor has errors of its own for workers that died
-        raise LibraryError(
-            "executor", f"a worker died, or cannot be reached ({type(error).__name__}: {error})"
-        ) from error
 
 
 def _executors(
@@ -194,18 +182,14 @@ def _turn(gpus: Sequence[int]) -> Iterator[int]:
     """Waits for one of the GPUs that nobody of this host tunes on, and keeps others from it meanwhile."""
     visible = dict(enumerate(name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
     folder = Path(tempfile.gettempdir())
-    paths = {index: folder / f"atomr_cutlass-tune-{visible.get(index) or index}.lock" for index in gpus}
+    paths = {folder / f"atomr_cutlass-tune-{visible.get(index) or index}.lock": index for index in gpus}
     try:
-        while True:
-            tried = ((index, locks.try_lock(path)) for index, path in paths.items())  # stops at the first that is free
-            index, lock = next((pair for pair in tried if pair[1] is not None), (-1, None))
-            if lock is not None:
-                break
+        while (lock := locks.try_first(paths)) is None:
             time.sleep(_PAUSE_SECONDS)
     except OSError as error:
         raise DeviceUnavailableError(f"cannot take turns on a GPU by locks in {folder}: {error.strerror}") from error
     try:
-        yield index
+        yield paths[lock.path]
     finally:
         lock.unlock()
 
@@ -248,10 +232,7 @@ def _path(path: str | os.PathLike[str]) -> Path:
 def append(path: Path, records: Iterable[TuneRecord]) -> None:
     """Adds records to a file; whole lines only, whoever else writes to it or dies meanwhile."""
     added = "".join(f"{record.line()}\n" for record in records)
-    try:
-        files.rewrite(path, lambda: (path.read_text(encoding="utf-8") if path.exists() else "") + added)
-    except OSError as error:
-        raise InvalidOperandError(f"cannot add tuned choices to {path}: {error.strerror or error}") from error
+    files.rewrite(path, lambda present: present + added, "add tuned choices to")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -273,9 +254,7 @@ class _Timed:
         return statistics.median(self.seconds)
 
 
-def _planned(
-    operation: PlannedOperation[Any], request: Request, search: KernelSearch[Any], candidate: Candidate[Any]
-) -> tuple[TuneRecord, Any]:
+def _planned(request: Request, search: KernelSearch[Any], candidate: Candidate[Any]) -> tuple[TuneRecord, Any]:
     """The record of a candidate that was not timed yet, and a plan of the request that launches it."""
     formulations = list(itertools.chain.from_iterable(search.formulations))
     record = TuneRecord(
@@ -285,7 +264,7 @@ def _planned(
     )  # fmt: skip
     scalars = {"alpha": request.epilogue.alpha, "beta": request.epilogue.beta}
     with tuning.trying(search.tuned_problem, record):
-        plan = operation.plan(request, search.device.index, arch=request.arch, **scalars)
+        plan = operation_of(request).plan(request, search.device.index, arch=request.arch, **scalars)
     plan.request, plan.key = request, request.plan_key()
     name = candidate.key.name if candidate.info is None else candidate.info.name
     if plan.kernel_name != name:
@@ -294,10 +273,9 @@ def _planned(
 
 
 def _tuned(
-    operation: PlannedOperation[Any], request: Request, search: KernelSearch[Any], clock: Clock, seconds: float,
-    compiled: int, seed: int,
-) -> TuneRecord:  # fmt: skip
-    device = search.device
+    request: Request, search: KernelSearch[Any], clock: Clock, seconds: float, compiled: int, seed: int
+) -> TuneRecord:
+    operation, device = operation_of(request), search.device
     arrays = operation.random_arrays(request, np.random.default_rng(seed))
     size = sum(array.nbytes for array in arrays.values())
     copies = min(max(math.ceil(L2_TIMES * device.l2_bytes / size), SETS[0]), SETS[-1], device.memory_bytes // 4 // size)
@@ -312,7 +290,7 @@ def _tuned(
             if timed and time.monotonic() > deadline:
                 return
             try:
-                record, plan = _planned(operation, request, search, candidate)
+                record, plan = _planned(request, search, candidate)
                 replay = clock.replay(functools.partial(operation.launch, plan, request), sets)
                 timed.append(_Timed(record, candidate, plan, replay, [replay()]))
             except CutlassError as error:  # one that does not run is no reason not to try others

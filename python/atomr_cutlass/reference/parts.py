@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..arrays.numerics import (
     FAST,
     INTEGER_DTYPES,
-    MATH_MODES,
+    PRECISIONS,
     AnyArray,
     FloatArray,
     from_numpy_dtype,
@@ -27,6 +27,7 @@ from ..generator.dtypes import CutlassDtype, ScaleType
 from ..generator.epilogue.ops import LEAKY_SLOPE
 from ..generator.rules import FP8_TYPES
 from ..ops.quantize.reference import BLOCK, VECTOR
+from ..pipeline.problem import broadcasts_to
 
 erf: Final[Callable[[FloatArray], FloatArray]] = np.vectorize(_math.erf, otypes=[np.float64])
 """The error function as the C library has it; float64 of any shape."""
@@ -76,17 +77,6 @@ def add_terms(
     return product if activation is None else ACTIVATIONS[activation](product)
 
 
-def add_magnitudes(product: FloatArray, c: AnyArray | None, beta: float, bias: AnyArray | None) -> FloatArray:
-    """Adds |beta| |C| and |bias| in place; C does not count when beta is 0."""
-    c, bias = (None if term is None else np.abs(to_float64(term)) for term in (c, bias))
-    return add_terms(product, c, abs(beta), bias)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Checks
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def element_type(name: str, operand: AnyArray) -> CutlassDtype:
     """The element type of an operand."""
     dtype = from_numpy_dtype(operand.dtype)
@@ -97,21 +87,13 @@ def element_type(name: str, operand: AnyArray) -> CutlassDtype:
     return dtype
 
 
-def broadcasts_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Whether `shape` broadcasts to `target` without extending it."""
-    try:
-        return np.broadcast_shapes(shape, target) == target
-    except ValueError:
-        return False
-
-
 def check_math(math: str, *operands: CutlassDtype) -> None:
     """Refuses a math mode that does not exist, or that the operands' element types do not have."""
     if math == FAST and all(dtype in FP8_TYPES for dtype in operands):
         return
-    if math not in MATH_MODES:
-        valid = ", ".join(MATH_MODES)
-        raise InvalidOperandError(f"math is {math!r}; expected one of {valid}, or for fp8 also {FAST}")
+    if math not in ("default", *PRECISIONS):
+        valid = ", ".join(PRECISIONS)
+        raise InvalidOperandError(f"math is {math!r}; expected one of default, {valid}, or for fp8 also {FAST}")
     if math in ("tf32", "3xtf32"):
         for dtype in operands:
             if dtype.storage is not CutlassDtype.F32:
@@ -132,10 +114,6 @@ def check_bias(bias: AnyArray | None, extent: int, axis: str = "column") -> None
             raise InvalidOperandError(f"bias has shape {bias.shape}; expected {(extent,)}, one value a {axis}")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Scales
-# ----------------------------------------------------------------------------------------------------------------------
-
 Scale: TypeAlias = float | AnyArray
 """A scale factor: one number, or an array with one for each row of A (column of B) or for each block of it."""
 
@@ -148,13 +126,11 @@ class OperandScale(NamedTuple):
     Attributes:
         outer: the factor of the product: a number, (..., M, 1) or (..., 1, N).
         blocks: (..., M, blocks of K) for A, (..., blocks of K, N) for B; None where nothing varies along K.
-        step: elements of K in a block; 0 without blocks.
         kind: the type of an fp4 scale; None for any other.
     """
 
     outer: float | FloatArray = 1.0
     blocks: FloatArray | None = None
-    step: int = 0
     kind: ScaleType | None = None
 
     def absolute(self) -> OperandScale:
@@ -204,7 +180,7 @@ def _read(name: str, scale: Scale | None, operand: AnyArray, batch: tuple[int, .
     if fits and dims[-2:] == blockwise:
         if along == -2:
             wide = np.repeat(wide, BLOCK, axis=-1)[..., :columns]
-        return OperandScale(blocks=wide, step=BLOCK)
+        return OperandScale(blocks=wide)
     expected = f"a number, (..., {outer[0]}, {outer[1]})"
     if blockwise != outer:
         expected += f", or (..., {blockwise[0]}, {blockwise[1]}) in blocks of {BLOCK}"
@@ -228,7 +204,7 @@ def _read_vector(
     wide = to_float64(scale)
     if kind is ScaleType.UE4M3 and np.signbit(wide).any():
         raise InvalidOperandError(f"{name} holds negative values; ue4m3 has no sign")
-    return OperandScale(blocks=wide, step=step, kind=kind)
+    return OperandScale(blocks=wide, kind=kind)
 
 
 def scaled_product(a: FloatArray, b: FloatArray, scale_a: OperandScale, scale_b: OperandScale) -> FloatArray:
@@ -238,7 +214,7 @@ def scaled_product(a: FloatArray, b: FloatArray, scale_a: OperandScale, scale_b:
     sum and not its terms.
     """
     total: FloatArray
-    if scale_a.kind is not None or scale_a.step == scale_b.step == 0:
+    if scale_a.kind is not None or scale_a.blocks is scale_b.blocks is None:
         total = np.matmul(_spread(a, scale_a, -1), _spread(b, scale_b, -2))
         return total
     total = np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))
@@ -254,14 +230,11 @@ def scaled_product(a: FloatArray, b: FloatArray, scale_a: OperandScale, scale_b:
 
 def _spread(operand: FloatArray, scale: OperandScale, along: int) -> FloatArray:
     """The operand with its fp4 scales applied. None of them is infinite, so terms may be scaled instead of sums."""
-    if scale.blocks is None:
+    if scale.kind is None or scale.blocks is None:
         return operand
-    return operand * np.repeat(scale.blocks, scale.step, axis=along)[..., : operand.shape[-2], : operand.shape[-1]]
+    rows, columns = operand.shape[-2:]
+    return operand * np.repeat(scale.blocks, VECTOR[scale.kind], axis=along)[..., :rows, :columns]
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Tolerances
-# ----------------------------------------------------------------------------------------------------------------------
 
 _FP8_PROMOTION_K: Final = 128
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,14 +27,17 @@ from ..generator.epilogue.tree import (
     Node,
     Output,
 )
-from .parts import ACTIVATIONS, broadcasts_to, element_type, erfc
+from ..pipeline.problem import broadcasts_to
+from .parts import ACTIVATIONS, element_type, erfc
+
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 _sigmoid: Final = ACTIVATIONS["sigmoid"]
 
 COMPARISONS: Final = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 
 
-def _number(compare: Callable[..., npt.NDArray[np.bool_]]) -> Callable[..., FloatArray]:
+def _number(compare: Callable[..., BoolArray]) -> Callable[..., FloatArray]:
     return lambda x, y: compare(x, y).astype(np.float64)
 
 
@@ -215,7 +218,7 @@ def _read(slot: Input, operand: AnyArray, shape: tuple[int, ...]) -> FloatArray:
     least = {ROW: (1, n), COLUMN: (m, 1), MATRIX: (m, n), MASK: (m, -(-n // 8))}[slot.kind]
     vector = slot.kind in (ROW, COLUMN) and operand.ndim == 1
     full = operand.reshape((1, -1) if slot.kind == ROW else (-1, 1)) if vector else operand
-    if full.shape[-2:] != least or not broadcasts_to(full.shape[:-2], tuple(batch)):
+    if full.shape[-2:] != least or not broadcasts_to(full.shape[:-2], batch):
         short = {ROW: f"({n},) or ", COLUMN: f"({m},) or "}.get(slot.kind, "")
         raise InvalidOperandError(
             f"{slot.name} has shape {operand.shape}; expected {short}(..., {least[0]}, {least[1]}), a {slot.kind} "

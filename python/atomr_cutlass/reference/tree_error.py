@@ -8,7 +8,7 @@ steps, the bound is the height of the step.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -20,8 +20,8 @@ from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.lower import is_narrow
 from ..generator.epilogue.ops import GRADIENT_OPS
 from ..generator.epilogue.tree import ACCUMULATOR, RESULT, EpilogueVisitorTree, Node, Output
-from .parts import broadcasts_to
-from .tree import COMPARISONS, apply, computes_in_double, evaluate, reduced, reduced_axes, values_of
+from ..pipeline.problem import broadcasts_to
+from .tree import COMPARISONS, BoolArray, apply, computes_in_double, evaluate, reduced, reduced_axes, values_of
 
 _EXACT: Final = frozenset({"negate", "absolute", "maximum", "minimum", "relu", "clamp", "cast"})
 """Operations without a rounding of their own."""
@@ -78,7 +78,7 @@ _NARROW_ACCURACY: Final = _ACCURACY | {
 
 
 class _Arithmetic(NamedTuple):
-    """The arithmetic of a kernel.
+    """The arithmetic of a kernel, and how far its results may be from exact ones.
 
     Attributes:
         double: whether it is double; then the reference is no more exact than the kernel.
@@ -97,6 +97,110 @@ class _Arithmetic(NamedTuple):
     whole: float
     accuracy: Mapping[str, _Accuracy] = _ACCURACY
     limits: frozenset[str] = frozenset()
+
+    def error(self, node: Node, value: FloatArray, inputs: list[FloatArray], errors: list[FloatArray]) -> FloatArray:
+        """How far a kernel's value of a node may be from `value`."""
+        op = node.op
+        if op in COMPARISONS:
+            x, y = inputs
+            return _reaches(np.abs(x - y), errors[0] + errors[1]).astype(np.float64)
+        if op == "select":
+            return _choice(inputs[0] != 0.0, _reaches(np.abs(inputs[0]), errors[0]), inputs[1:], errors[1:])
+        if op == "d_relu":
+            (dy, x), (error, of_x), zero = inputs, errors, np.zeros((1, 1))
+            return _choice(x > 0.0, _reaches(np.abs(x), of_x), [dy, zero], [error, zero])
+        accuracy = self.accuracy.get(op)
+        ends = []
+        for at, (x, below) in enumerate(zip(inputs, errors, strict=True)):
+            last = at == len(inputs) - 1
+            error = np.where(np.isinf(below), 0.0, below)
+            if accuracy is not None and last:
+                error = error + np.where(np.isfinite(x), accuracy.argument * self.unit * np.abs(x), 0.0)
+            found = [x]
+            if error.any():
+                low, high = x - error, x + error
+                found = [low, high, *(np.clip(point, low, high) for point in _TURNS.get(op, ()) if last)]
+            if op in _POLES and last and node.inputs[at].op not in ("input", "constant"):
+                found += [np.where(x == 0.0, -x, end) for end in found]
+            ends.append(found)
+        change = np.zeros(value.shape)
+        if any(len(choices) > 1 for choices in ends):
+            for corner in itertools.product(*ends):
+                change = np.maximum(change, _distance(apply(node, list(corner), double=self.double), value))
+        total = change + np.where(np.isfinite(value), self.rounding(op, value, change, inputs), 0.0)
+        if op in GRADIENT_OPS and np.isinf(inputs[0]).any():
+            slope = apply(node, [np.ones((1, 1)), inputs[1]], double=self.double)
+            total = np.where(np.isinf(inputs[0]) & (np.abs(slope) < self.faint), np.inf, total)
+        if op in self.limits:
+            total = np.where(inputs[0] == -np.inf, np.inf, total)
+        for below in errors:
+            # An input without a bound leaves its consumers without one: NaN is possible at least.
+            total = np.where(np.isinf(below), np.inf, total)
+        return total
+
+    def rounding(self, op: str, value: FloatArray, change: FloatArray, inputs: list[FloatArray]) -> FloatArray:
+        """The error that a kernel's own rounding of a node adds to the change that its inputs' errors make."""
+        if op in _EXACT:
+            return np.zeros((1, 1))
+        magnitude = np.abs(value) + change
+        accuracy = self.accuracy.get(op)
+        if accuracy is not None:
+            factor = 1.0 + np.abs(inputs[0]) if op in GRADIENT_OPS else 1.0
+            faint = factor * (self.faint if op in _FADING else 0.0)
+            zero = (magnitude == 0.0) & ((inputs[0] == 0.0) if op in _FADING else True)
+            own = np.where(zero, 0.0, accuracy.value * self.unit * magnitude + faint)
+            if accuracy.tail and not self.double:
+                off = accuracy.tail * np.where(np.abs(inputs[-1]) < 8.0, 1.0, 2.0**-24)
+                own = own + off * self.unit * np.abs(inputs[0])
+            # A product may overflow on the way to a quotient.
+            return np.where(magnitude > self.largest / 8.0, np.inf, own)
+        # Correctly rounded: without an error where the inputs have none and the value is represented.
+        narrow = np.abs(value - value.astype(np.float32))
+        if not self.double:
+            return np.where(change == 0.0, narrow, self.unit * magnitude)
+        if op == "fma":
+            magnitude = magnitude + np.abs(inputs[0] * inputs[1])
+        return np.where((change == 0.0) & (narrow == 0.0), 0.0, self.unit * magnitude)
+
+    def of_accumulator(self, acc: FloatArray, acc_error: npt.ArrayLike) -> FloatArray:
+        error = np.asarray(acc_error, dtype=np.float64)
+        if not broadcasts_to(error.shape, acc.shape):
+            raise InvalidOperandError(f"acc_error has shape {error.shape}; expected that of acc, {acc.shape}")
+        if (error < 0.0).any():
+            raise InvalidOperandError(f"acc_error is {np.min(error)} somewhere; expected magnitudes")
+        total = np.where(np.isnan(error), np.inf, error)
+        if not self.double:
+            total = total + np.abs(acc - acc.astype(np.float32))
+        return np.where(np.isfinite(acc), total, 0.0)
+
+    def scaled(self, value: FloatArray, error: FloatArray, scale: float) -> tuple[FloatArray, FloatArray]:
+        factor = np.full((1, 1), scale)
+        off = np.abs(factor - (factor if self.double else factor.astype(np.float32)))
+        off = np.where(np.isfinite(factor), off, 0.0)
+        scaled = value * factor
+        total = self.error(Node("multiply"), scaled, [value, factor], [error, off])
+        return scaled, self.at_the_ends_of_the_range(scaled, total)
+
+    def at_the_ends_of_the_range(self, value: FloatArray, error: FloatArray) -> FloatArray:
+        """The error including flushing and overflow."""
+        magnitude = np.abs(value)
+        flushed = (value != 0.0) & (magnitude - error < 2.0 * self.tiny)
+        error = np.where(flushed, error + 2.0 * self.tiny, error)
+        return np.where(np.isfinite(value) & (magnitude + error > self.largest), np.inf, error)
+
+    def of_reduction(self, output: Output, value: FloatArray, error: FloatArray) -> FloatArray:
+        axes = reduced_axes(output, value.shape)
+        if output.reduction == "sum":
+            finite = np.where(np.isfinite(value), np.abs(value), 0.0)
+            magnitude = reduced(output, finite + error)
+            count = value.size // max(magnitude.size, 1)
+            whole = np.all((error == 0.0) & (value == np.rint(value)), axis=axes) & (magnitude <= self.whole)
+            off = reduced(output, error) + np.where(whole, 0.0, count * self.unit * magnitude)
+            return np.where(magnitude > self.largest, np.inf, off)
+        if output.reduction == "amax":
+            value = np.abs(value)
+        ends = [_distance(reduced(output, value + by), reduced(output, value)) for by in (-error, error)]
+        return np.where(np.any(np.isinf(error), axis=axes), np.inf, np.maximum(*ends))
 
 
 _FLOAT: Final = _Arithmetic(
@@ -167,10 +271,10 @@ def tolerances(
         for node, value in zip(tree.nodes, values, strict=True):
             if node.inputs:
                 below = [tree.index(child) for child in node.inputs]
-                own = _error(node, value, [values[at] for at in below], [errors[at] for at in below], arithmetic)
+                own = arithmetic.error(node, value, [values[at] for at in below], [errors[at] for at in below])
             else:
-                own = _accumulator_error(acc, acc_error, arithmetic) if node.op == ACCUMULATOR else np.zeros((1, 1))
-            errors.append(_at_the_ends_of_the_range(value, own, arithmetic))
+                own = arithmetic.of_accumulator(acc, acc_error) if node.op == ACCUMULATOR else np.zeros((1, 1))
+            errors.append(arithmetic.at_the_ends_of_the_range(value, own))
 
         def wide(node: Node) -> tuple[FloatArray, FloatArray]:
             at = tree.index(node)
@@ -178,7 +282,7 @@ def tolerances(
 
         value, error = wide(tree.result)
         if scale_d is not None:
-            value, error = _scaled(value, error, float(scale_d), arithmetic)
+            value, error = arithmetic.scaled(value, error, float(scale_d))
         bounds = {RESULT: _after_rounding(value, error, out_dtype)}
         for output, node in tree.stores:
             value, error = wide(node)
@@ -186,7 +290,7 @@ def tolerances(
                 bounds[output.name] = _reaches(np.abs(value), error).astype(np.float64)
             else:
                 if output.reduction:
-                    value, error = reduced(output, value), _error_of_reduction(output, value, error, arithmetic)
+                    value, error = reduced(output, value), arithmetic.of_reduction(output, value, error)
                 bounds[output.name] = _after_rounding(value, error, output.dtype)
     return bounds
 
@@ -208,13 +312,6 @@ def mismatches(
     """
     wanted = evaluate(tree, acc, operands, out_dtype=out_dtype, scale_d=scale_d)
     bounds = tolerances(tree, acc, acc_error, operands, out_dtype=out_dtype, scale_d=scale_d)
-    return differing(got, wanted, bounds)
-
-
-def differing(
-    got: Mapping[str, AnyArray], wanted: Mapping[str, AnyArray], bounds: Mapping[str, FloatArray]
-) -> list[str]:
-    """The errors in outputs by what `evaluate` and `tolerances` return, as of `mismatches`."""
     lines = [f"{name} is no output of the tree" for name in got if name not in wanted]
     for name, want in wanted.items():
         if name not in got:
@@ -224,168 +321,35 @@ def differing(
         if have.dtype != want.dtype or have.shape != want.shape:
             lines.append(f"{name} is {have.dtype} of shape {have.shape}, expected {want.dtype} of shape {want.shape}")
             continue
-        lines += _differences(name, have, want, bounds[name])
+        lines += differing(name, have, want, bounds[name])
     return lines
 
 
-def beyond(have: AnyArray, want: AnyArray, bound: FloatArray) -> npt.NDArray[np.bool_]:
-    """Where a kernel's output is further from the reference's than it may be; of a mask its bits, padding included."""
+def differing(name: str, have: AnyArray, want: AnyArray, bound: FloatArray) -> dict[str, int]:
+    """The errors in an output in words, by what `evaluate` and `tolerances` return, each with how many there are."""
+    found: dict[str, int] = {}
+    of, columns = "elements", bound.shape[-1]
     if have.dtype == np.uint8:
-        have, want = _bits(have), _bits(want)
-        bound = np.pad(bound, [(0, 0)] * (bound.ndim - 1) + [(0, have.shape[-1] - bound.shape[-1])])
-    with np.errstate(all="ignore"):
-        far: npt.NDArray[np.bool_] = ~(_distance(to_float64(have), to_float64(want)) <= bound)
-    return far
-
-
-def _bits(mask: AnyArray) -> AnyArray:
-    return np.unpackbits(mask, axis=-1, bitorder="little").view(np.int8)
-
-
-def _differences(name: str, have: AnyArray, want: AnyArray, bound: FloatArray) -> Iterable[str]:
-    far, of, columns = beyond(have, want, bound), "elements", bound.shape[-1]
-    if have.dtype == np.uint8:
-        have, want, of = _bits(have), _bits(want), "bits"
-        padding = np.count_nonzero(far[..., columns:])
+        have, want = (np.unpackbits(mask, axis=-1, bitorder="little") for mask in (have, want))
+        of, padding = "bits", int(np.count_nonzero(have[..., columns:]))
         if padding:
-            yield f"{name} has {padding} bits set after its {columns} columns, expected none"
-        far = far[..., :columns]
+            found[f"{name} has {padding} bits set after its {columns} columns, expected none"] = padding
+        have, want = have[..., :columns], want[..., :columns]
+    with np.errstate(all="ignore"):
+        far = ~(_distance(to_float64(have), to_float64(want)) <= bound)
     if far.any():
-        first = tuple(int(at) for at in np.argwhere(far)[0])
+        first, count = tuple(int(at) for at in np.argwhere(far)[0]), int(far.sum())
         within = "" if of == "bits" else f" within {bound[first]:.3g}"
-        yield (
-            f"{name}{list(first)} is {float(have[first]):.9g}, expected {float(want[first]):.9g}{within} "
-            f"({int(far.sum())} of {far.size} {of} differ)"
-        )
+        text = f"{name}{list(first)} is {float(have[first]):.9g}, expected {float(want[first]):.9g}{within}"
+        found[f"{text} ({count} of {far.size} {of} differ)"] = count
+    return found
 
 
-def _accumulator_error(acc: FloatArray, acc_error: npt.ArrayLike, arithmetic: _Arithmetic) -> FloatArray:
-    error = np.asarray(acc_error, dtype=np.float64)
-    if not broadcasts_to(error.shape, acc.shape):
-        raise InvalidOperandError(f"acc_error has shape {error.shape}; expected that of acc, {acc.shape}")
-    if (error < 0.0).any():
-        raise InvalidOperandError(f"acc_error is {np.min(error)} somewhere; expected magnitudes")
-    total = np.where(np.isnan(error), np.inf, error)
-    if not arithmetic.double:
-        total = total + np.abs(acc - acc.astype(np.float32))
-    return np.where(np.isfinite(acc), total, 0.0)
-
-
-def _error(
-    node: Node, value: FloatArray, inputs: list[FloatArray], errors: list[FloatArray], arithmetic: _Arithmetic
-) -> FloatArray:
-    """How far a kernel's value of a node may be from `value`."""
-    op = node.op
-    if op in COMPARISONS:
-        x, y = inputs
-        return _reaches(np.abs(x - y), errors[0] + errors[1]).astype(np.float64)
-    if op == "select":
-        return _choice(inputs[0] != 0.0, _reaches(np.abs(inputs[0]), errors[0]), inputs[1:], errors[1:])
-    if op == "d_relu":
-        zero = np.zeros((1, 1))
-        return _choice(inputs[1] > 0.0, _reaches(np.abs(inputs[1]), errors[1]), [inputs[0], zero], [errors[0], zero])
-    accuracy = arithmetic.accuracy.get(op)
-    ends = []
-    for at, (x, below) in enumerate(zip(inputs, errors, strict=True)):
-        last = at == len(inputs) - 1
-        error = np.where(np.isinf(below), 0.0, below)
-        if accuracy is not None and last:
-            error = error + np.where(np.isfinite(x), accuracy.argument * arithmetic.unit * np.abs(x), 0.0)
-        found = [x]
-        if error.any():
-            low, high = x - error, x + error
-            found = [low, high, *(np.clip(point, low, high) for point in _TURNS.get(op, ()) if last)]
-        if op in _POLES and last and node.inputs[at].op not in ("input", "constant"):
-            found += [np.where(x == 0.0, -x, end) for end in found]
-        ends.append(found)
-    change = np.zeros(value.shape)
-    if any(len(choices) > 1 for choices in ends):
-        for corner in itertools.product(*ends):
-            change = np.maximum(change, _distance(apply(node, list(corner), double=arithmetic.double), value))
-    total = change + np.where(np.isfinite(value), _rounding(op, value, change, inputs, arithmetic), 0.0)
-    if op in GRADIENT_OPS and np.isinf(inputs[0]).any():
-        slope = apply(node, [np.ones((1, 1)), inputs[1]], double=arithmetic.double)
-        total = np.where(np.isinf(inputs[0]) & (np.abs(slope) < arithmetic.faint), np.inf, total)
-    if op in arithmetic.limits:
-        total = np.where(inputs[0] == -np.inf, np.inf, total)
-    for below in errors:
-        # An input without a bound leaves its consumers without one: NaN is possible at least.
-        if np.isinf(below).any():
-            total = np.where(np.isinf(below), np.inf, total)
-    return total
-
-
-def _rounding(
-    op: str, value: FloatArray, change: FloatArray, inputs: list[FloatArray], arithmetic: _Arithmetic
-) -> FloatArray:
-    """The error that a kernel's own rounding of a node adds to the change that its inputs' errors make."""
-    if op in _EXACT:
-        return np.zeros((1, 1))
-    magnitude = np.abs(value) + change
-    accuracy = arithmetic.accuracy.get(op)
-    if accuracy is not None:
-        factor = 1.0 + np.abs(inputs[0]) if op in GRADIENT_OPS else 1.0
-        faint = factor * (arithmetic.faint if op in _FADING else 0.0)
-        zero = (magnitude == 0.0) & ((inputs[0] == 0.0) if op in _FADING else True)
-        own = np.where(zero, 0.0, accuracy.value * arithmetic.unit * magnitude + faint)
-        if accuracy.tail and not arithmetic.double:
-            off = accuracy.tail * np.where(np.abs(inputs[-1]) < 8.0, 1.0, 2.0**-24)
-            own = own + off * arithmetic.unit * np.abs(inputs[0])
-        # A product may overflow on the way to a quotient.
-        return np.where(magnitude > arithmetic.largest / 8.0, np.inf, own)
-    # Correctly rounded: without an error where the inputs have none and the value is represented.
-    narrow = np.abs(value - value.astype(np.float32))
-    if not arithmetic.double:
-        return np.where(change == 0.0, narrow, arithmetic.unit * magnitude)
-    if op == "fma":
-        magnitude = magnitude + np.abs(inputs[0] * inputs[1])
-    return np.where((change == 0.0) & (narrow == 0.0), 0.0, arithmetic.unit * magnitude)
-
-
-def _choice(
-    first: npt.NDArray[np.bool_],
-    either: npt.NDArray[np.bool_],
-    values: list[FloatArray],
-    errors: list[FloatArray],
-) -> FloatArray:
+def _choice(first: BoolArray, either: BoolArray, values: list[FloatArray], errors: list[FloatArray]) -> FloatArray:
     """The error of one of two values, where it may be either one of which."""
     chosen = np.where(first, *errors)
     other = _distance(*values) + np.where(first, errors[1], errors[0])
     return np.where(either, np.maximum(chosen, other), chosen)
-
-
-def _scaled(
-    value: FloatArray, error: FloatArray, scale: float, arithmetic: _Arithmetic
-) -> tuple[FloatArray, FloatArray]:
-    factor = np.full((1, 1), scale)
-    off = np.abs(factor - (factor if arithmetic.double else factor.astype(np.float32)))
-    off = np.where(np.isfinite(factor), off, 0.0)
-    scaled = value * factor
-    total = _error(Node("multiply"), scaled, [value, factor], [error, off], arithmetic)
-    return scaled, _at_the_ends_of_the_range(scaled, total, arithmetic)
-
-
-def _at_the_ends_of_the_range(value: FloatArray, error: FloatArray, arithmetic: _Arithmetic) -> FloatArray:
-    """The error including flushing and overflow."""
-    magnitude = np.abs(value)
-    flushed = (value != 0.0) & (magnitude - error < 2.0 * arithmetic.tiny)
-    error = np.where(flushed, error + 2.0 * arithmetic.tiny, error)
-    return np.where(np.isfinite(value) & (magnitude + error > arithmetic.largest), np.inf, error)
-
-
-def _error_of_reduction(output: Output, value: FloatArray, error: FloatArray, arithmetic: _Arithmetic) -> FloatArray:
-    axes = reduced_axes(output, value.shape)
-    if output.reduction == "sum":
-        finite = np.where(np.isfinite(value), np.abs(value), 0.0)
-        magnitude = reduced(output, finite + error)
-        count = value.size // max(magnitude.size, 1)
-        whole = np.all((error == 0.0) & (value == np.rint(value)), axis=axes) & (magnitude <= arithmetic.whole)
-        off = reduced(output, error) + np.where(whole, 0.0, count * arithmetic.unit * magnitude)
-        return np.where(magnitude > arithmetic.largest, np.inf, off)
-    if output.reduction == "amax":
-        value = np.abs(value)
-    ends = [_distance(reduced(output, value + by), reduced(output, value)) for by in (-error, error)]
-    return np.where(np.any(np.isinf(error), axis=axes), np.inf, np.maximum(*ends))
 
 
 def _after_rounding(value: FloatArray, error: FloatArray, dtype: CutlassDtype) -> FloatArray:
@@ -395,9 +359,9 @@ def _after_rounding(value: FloatArray, error: FloatArray, dtype: CutlassDtype) -
     return np.where(np.isinf(error), np.inf, bound)
 
 
-def _reaches(distance: FloatArray, error: FloatArray) -> npt.NDArray[np.bool_]:
+def _reaches(distance: FloatArray, error: FloatArray) -> BoolArray:
     """Where an error may change which side of a step a value is on."""
-    reaches: npt.NDArray[np.bool_] = ((error > 0.0) & (distance <= error)) | np.isinf(error)
+    reaches: BoolArray = ((error > 0.0) & (distance <= error)) | np.isinf(error)
     return reaches
 
 

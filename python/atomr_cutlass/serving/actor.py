@@ -7,15 +7,16 @@ import warnings
 from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..arrays import operands
-from ..checks import check_count, check_index, check_options, shown
+from ..checks import check_index, check_integer, check_options, shown
 from ..errors import ContextPoisonedError, InvalidOperandError, LibraryError
 from ..jit import kernels
 from ..jit.locks import KeyedLocks, renewed
-from ..pipeline.bindings import Binding
+from ..pipeline.bindings import Binding, Weights
 from ..pipeline.call import Invocation
 from ..pipeline.operation import operands_of, operation_of, planned_operations, settled
 from ..pipeline.plan_cache import CachedPlan, PlanCache, PlanKey
@@ -25,15 +26,6 @@ from .messages import BoundOperand, Compute, CutlassMsg, Launch, Refit, RefitMsg
 
 if TYPE_CHECKING:  # Pykka is imported when a mailbox is started
     import pykka
-
-CompileSink = Callable[[str, str], object]
-"""Gets the source and the kernel's name of whatever is rendered, or compiled at run time."""
-
-Planner = Callable[[Any, int], Any]
-"""Makes the plan of a request on the GPU of an index."""
-
-IN_FLIGHT = 64
-"""How many messages' works of a mailbox are in flight at most, unless an actor is told otherwise."""
 
 
 class CutlassActor:
@@ -76,12 +68,12 @@ class CutlassActor:
         plan_cache_capacity: int,
         *,
         mock: bool = False,
-        compile_sink: CompileSink | None = None,
+        compile_sink: Callable[[str, str], object] | None = None,
         on_poisoned: Callable[[ContextPoisonedError], object] | None = None,
         device: int = 0,
-        planner: Planner = plan,
+        planner: Callable[[Any, int], Any] = plan,
         stream: Any = None,
-        in_flight: int = IN_FLIGHT,
+        in_flight: int = 64,
     ) -> None:
         """Makes an actor; nothing of CUDA is touched before the first operands come.
 
@@ -93,7 +85,8 @@ class CutlassActor:
                 on.
             on_poisoned: called once, with the error, when the CUDA context is lost. What it raises is warned about.
             device: index of the GPU that operands have to be on.
-            planner: makes plans, instead of `atomr_cutlass.plan`: for policies of one's own.
+            planner: makes the plan of a request on the GPU of an index, instead of `atomr_cutlass.plan`: for policies
+                of one's own.
             stream: where the work of messages that name no stream is launched, behind what their own stream has by
                 then: a handle or a stream object. None is the message's own.
             in_flight: how many messages' works are in flight in the mailbox at most. As many messages may wait in it;
@@ -105,7 +98,7 @@ class CutlassActor:
         """
         check_options(mock=mock)
         check_index(device, "device")
-        check_count(in_flight, "in_flight", "the works in flight at most")
+        check_integer(in_flight, "in_flight", "an integer from 1, the works in flight at most", least=1)
         for name, hook in (("compile_sink", compile_sink), ("on_poisoned", on_poisoned), ("planner", planner)):
             if not (callable(hook) or (hook is None and name != "planner")):
                 raise InvalidOperandError(f"{name} is {shown(hook)}; expected a function")
@@ -163,7 +156,10 @@ class CutlassActor:
             try:
                 return work.result()
             except ContextPoisonedError as error:
-                if self._poison(error):
+                with self._lock:
+                    first, self.poisoned = self.poisoned is None, self.poisoned or error
+                if first:
+                    _call_hook(self._on_poisoned, error, failure="on_poisoned failed")
                     raise
         raise ContextPoisonedError(
             f"refused, since this process has lost its CUDA context: {self.poisoned}; work goes on in a fresh process "
@@ -178,11 +174,11 @@ class CutlassActor:
             error, as `await` does without blocking the event loop; `tell(msg)` wants no answer; `stop()` ends it when
             what was sent before is answered, as the interpreter's exit does.
         """
-        from . import mailbox
+        from .mailbox import Mailbox
 
         with self._lock:
             if self._mailbox is None or not self._mailbox.is_alive():
-                self._mailbox = mailbox.start(self._begin, self._in_flight)
+                self._mailbox = Mailbox.start(self._begin, self._in_flight)
             return self._mailbox
 
     def unbind(self, key: PlanKey) -> None:
@@ -209,11 +205,7 @@ class CutlassActor:
         raise InvalidOperandError(f"msg is a {type(msg).__name__}; expected a CutlassMsg, such as CutlassMsg.Gemm")
 
     def _show(self, source: str, name: str) -> None:
-        if self._compile_sink is not None:
-            try:
-                self._compile_sink(source, name)
-            except Exception as error:  # noqa: BLE001 - whatever the caller's sink does
-                _warn(f"the compile sink failed on {name}: {error!r}")
+        _call_hook(self._compile_sink, source, name, failure=f"the compile sink failed on {name}")
 
     # Without operands
 
@@ -231,15 +223,12 @@ class CutlassActor:
 
     def _plan(self, key: PlanKey, make: Callable[[], Any], *, rendered: bool = False) -> Any:
         """The plan of a key, made once for all threads that want it; with `rendered`, one that is only that will do."""
-
-        def is_wanted(found: Any) -> bool:
-            return found is not None and (rendered or not isinstance(found, CachedPlan))
-
+        unwanted = (type(None),) if rendered else (type(None), CachedPlan)
         found = self.plan_cache.get(key)
-        if not is_wanted(found):
+        if isinstance(found, unwanted):
             with self._keys.hold(key):
                 found = self.plan_cache.peek(key)
-                if not is_wanted(found):
+                if isinstance(found, unwanted):
                     found = make()
                     self.plan_cache.insert(found, key)
         return found
@@ -247,55 +236,54 @@ class CutlassActor:
     # With operands
 
     def _compute(self, request: Request, launch: Launch) -> Work:
-        self._check_device(launch.device)
-        if all(0 in view.shape for _, view in launch.results):
-            return _of_nothing(request, launch)
         launch = replace(launch, stream=self._placed(launch, "a plan (ac.plan)", named=launch.named))
-        key = request.plan_key()
-        if request.binding is not None and key not in self._bindings and not _bound_operand(request, launch):
-            raise _unbound(request)  # before a plan is made, which can take a compilation
+        operation, key = operation_of(request), request.plan_key()
+        if all(0 in view.shape for _, view, _ in launch.results):
+            write = partial(operation.write_empty, request, launch.arrays, launch.stream)
+            return Work(launch.finished, launch.stream, launched(write, launch.device, launch.stream))
+        if request.binding is not None and key not in self._bindings:
+            _bound_operand(request, launch, needed=True)  # before a plan is made, which can take a compilation
         made = self._plan(key, lambda: self._planner(request, self.device))
-        reached = self._launch(made, request, key, launch)
-        return Work(launch.finished, launch.stream, (reached,))
+        return Work(launch.finished, launch.stream, self._launch(made, request, key, launch))
 
     def _placed(self, work: Launch | Invocation, instead: str, *, named: bool) -> int:
         """The stream of work: the message's or, where the sender has named none, the actor's, behind the message's."""
-        _refuse_captured(work.device, work.stream, instead)
-        if named or self._stream is None:
-            return work.stream
-        _refuse_captured(work.device, self._stream, instead)
-        _core.order_streams(work.device, work.stream, self._stream)
-        return self._stream
+        if work.device != self.device:
+            raise InvalidOperandError(f"the operands are on cuda:{work.device}; this actor works on cuda:{self.device}")
+        stream = work.stream if named or self._stream is None else self._stream
+        if any(_core.capturing(self.device, each) for each in {work.stream, stream}):
+            raise InvalidOperandError(
+                "the message's stream is being captured into a CUDA graph, and an actor waits for its work: capture "
+                f"{instead} instead"
+            )
+        if stream != work.stream:
+            _core.order_streams(self.device, work.stream, stream)
+        return stream
 
     def _call(self, msg: Run) -> Work:
-        call = msg.imported
+        call: Invocation = msg.imported
         if not call.on_gpu:
             result = call.run()
             return Work(lambda: result)
-        self._check_device(call.device)
         stream = self._placed(call, f"ac.{msg.operation.name}", named=msg.request.stream is not None)
         call = replace(call, stream=stream)
         answer: list[Any] = []
-        reached = launched(call.device, call.stream, lambda: answer.append(call.run()))
-        return Work(answer.pop, call.stream, (reached,), kept=call)
+        reached = launched(lambda: answer.append(call.run()), call.device, stream)
+        return Work(answer.pop, stream, reached, kept=call)
 
-    def _check_device(self, device: int) -> None:
-        if device != self.device:
-            raise InvalidOperandError(f"the operands are on cuda:{device}; this actor works on cuda:{self.device}")
+    def _launch(self, made: Any, request: Request, key: PlanKey, launch: Launch) -> tuple[_core.Event, ...]:
+        operation, epilogue = operation_of(request), request.epilogue
 
-    def _launch(self, made: Any, request: Request, key: PlanKey, launch: Launch) -> _core.Event:
-        def run(arrays: dict[str, _core.Operand]) -> None:
-            operation, epilogue = operation_of(request), request.epilogue
+        def run(views: dict[str, _core.Operand]) -> None:
+            arrays = {label: views[label] for slot in operands_of(request) for label in slot.labels}
             # A plan serves every request of its key, whose scalars may differ.
             operation.launch(made, request, arrays, alpha=epilogue.alpha, beta=epilogue.beta, stream=launch.stream)
 
-        def run_bound(bound: BoundOperand) -> _core.Event:
-            known = {**launch.arrays, **bound.operands}
-            arrays = {label: known[label] for slot in operands_of(request) for label in slot.labels}
-            return bound.launch(launch.stream, lambda: run(arrays))
+        def run_bound(bound: BoundOperand) -> tuple[_core.Event, ...]:
+            return bound.launch(launch.stream, lambda: run({**launch.arrays, **bound.operands}))
 
         if request.binding is None:
-            return launched(launch.device, launch.stream, lambda: run(launch.arrays))
+            return launched(lambda: run(launch.arrays), launch.device, launch.stream)
         bound = self._bindings.get(key)
         if bound is None:
             with self._keys.hold(key):
@@ -306,7 +294,7 @@ class CutlassActor:
                     # After the plan has accepted the operand: a refused one must not be bound.
                     self._bindings[key] = bound
                     return reached
-        given = _bound_operand(request, launch)
+        given = _bound_operand(request, launch, needed=False)
         if any(view.pointer != bound.operands[label].pointer for label, view in given.items()):
             name = operation_of(request).bound
             raise InvalidOperandError(
@@ -331,22 +319,9 @@ class CutlassActor:
                 + ("give the request binding='a name', and send" if key.binding is None else "send")
                 + f" a {_message_of(key)} message with {planned_operations()[key.op].bound} first"
             )
-        weights = msg.imported
+        weights: tuple[Weights, ...] = msg.imported
         reached = bound.refit(weights)
         return Work(lambda: None, weights[0].stream, reached, kept=weights)
-
-    def _poison(self, error: ContextPoisonedError) -> bool:
-        """Whether this is the error that lost the context, or the first that said so."""
-        with self._lock:
-            if self.poisoned is not None:
-                return False
-            self.poisoned = error
-        if self._on_poisoned is not None:
-            try:
-                self._on_poisoned(error)
-            except Exception as failure:  # noqa: BLE001 - whatever the caller's hook does
-                _warn(f"on_poisoned failed: {failure!r}")
-        return True
 
 
 @dataclass(frozen=True)
@@ -386,40 +361,22 @@ def _failed(error: BaseException) -> Work:
     return Work(fail)
 
 
-def _of_nothing(request: Request, launch: Launch) -> Work:
-    """The result without elements; reductions of it are written."""
-    operation = operation_of(request)
-    *table, _ = operands_of(request)
-    if not any(slot.written for slot in table):
-        return Work(launch.finished)
-    _refuse_captured(launch.device, launch.stream, f"ac.{operation.name}")
-    reached = launched(
-        launch.device, launch.stream, lambda: operation.write_empty(request, launch.arrays, launch.stream)
-    )
-    return Work(launch.finished, launch.stream, (reached,))
-
-
 def _binding_of(request: Request, launch: Launch) -> BoundOperand:
-    views = _bound_operand(request, launch)
-    if not views:
-        raise _unbound(request)
+    views = _bound_operand(request, launch, needed=True)
     listed = operation_of(request).bound_slot(request).listed
     array = list(views.values()) if listed else next(iter(views.values()))
     return BoundOperand(Binding(request, array, launch.device), launch.device)
 
 
-def _bound_operand(request: Request, launch: Launch) -> dict[str, _core.Operand]:
-    """The operand that a plan can keep, where the message has it; by label."""
-    labels = operation_of(request).bound_slot(request).labels
-    return {label: launch.arrays[label] for label in labels if label in launch.arrays}
-
-
-def _refuse_captured(device: int, stream: int, instead: str) -> None:
-    if _core.capturing(device, stream):
+def _bound_operand(request: Request, launch: Launch, *, needed: bool) -> dict[str, _core.Operand]:
+    """The operand that a plan can keep, by label; refuses a message without it where it is `needed`."""
+    slot = operation_of(request).bound_slot(request)
+    given = {label: launch.arrays[label] for label in slot.labels if label in launch.arrays}
+    if needed and not given:
         raise InvalidOperandError(
-            "the message's stream is being captured into a CUDA graph, and an actor waits for its work: capture "
-            f"{instead} instead"
+            f"binding {request.binding!r} has no operand yet: the first message has to bring {slot.name}"
         )
+    return given
 
 
 def _message_of(key: PlanKey) -> str:
@@ -428,10 +385,10 @@ def _message_of(key: PlanKey) -> str:
     return "request" if operation is None else str(operation.message)
 
 
-def _unbound(request: Request) -> InvalidOperandError:
-    name = operation_of(request).bound
-    return InvalidOperandError(f"binding {request.binding!r} has no operand yet: the first message has to bring {name}")
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=3)
+def _call_hook(hook: Callable[..., object] | None, *arguments: Any, failure: str) -> None:
+    """Calls a function of the caller's, if there is one; what it raises is warned about."""
+    try:
+        if hook is not None:
+            hook(*arguments)
+    except Exception as error:  # noqa: BLE001 - whatever it does
+        warnings.warn(f"{failure}: {error!r}", RuntimeWarning, stacklevel=3)

@@ -23,16 +23,13 @@ from .messages import CutlassMsg, Work
 _IDLE_SECONDS = 10.0
 
 
-def start(begin: Callable[[Any], Work], in_flight: int) -> pykka.ActorRef[Any]:
-    """Starts a thread that hands messages to `begin` in the order in which they were sent; see `CutlassActor.start`.
+class Mailbox(pykka.ThreadingActor):
+    """A thread that hands messages to `begin` in the order in which they were sent; see `CutlassActor.start`.
 
     Whatever `begin` raises ends the mailbox, so errors are the work's result. `in_flight` is how many works are in
     flight at most, and how many messages wait in the mailbox before sending waits.
     """
-    return _Mailbox.start(begin, in_flight)
 
-
-class _Mailbox(pykka.ThreadingActor):
     # Others are joined before exit handlers run: a mailbox that nobody stops would keep the process from ending.
     use_daemon_thread = True
     actor_inbox: _Inbox
@@ -44,16 +41,18 @@ class _Mailbox(pykka.ThreadingActor):
         _running.add(self.actor_ref)
 
     def on_start(self) -> None:
-        _own_threads.add(threading.get_ident())
+        """Tells the thread from those that may wait for room."""
+        _this_thread.is_awaited = True
 
     def on_receive(self, message: Any) -> Work:
-        self._answers.reserve()
+        """Launches the work of a message, once there is room for it."""
+        self._answers.slots.acquire()
         return self._begin(message)
 
     def on_stop(self) -> None:
+        """Has everything answered that was received; what is sent from now on is refused."""
         self.actor_inbox.close()
         self._answers.close()
-        _own_threads.discard(threading.get_ident())
         _running.discard(self.actor_ref)
 
     def _create_actor_inbox(self) -> _Inbox:  # type: ignore[override] # a static method of Pykka's
@@ -65,10 +64,15 @@ class _Mailbox(pykka.ThreadingActor):
 
 
 class _Reply(pykka.Future[Any]):
-    """The answer to a message, to come. `await` leaves the event loop free, unlike that of Pykka's own futures."""
+    """The answer to a message, to come: of work, when it is done.
+
+    `await` leaves the event loop free, unlike that of Pykka's own futures.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.envelope: Any = None
+        self.answers: _Answers | None = None
         self.answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self.answer.set_running_or_notify_cancel()  # whoever stops awaiting it does not cancel the work
 
@@ -83,22 +87,25 @@ class _Reply(pykka.Future[Any]):
             raise pykka.Timeout(f"no answer came in {timeout} seconds") from None
 
     def set(self, value: Any = None) -> None:
-        self.answer.set_result(value)
+        self._let_go()
+        if self.answers is not None and isinstance(value, Work):
+            self.answers.add(value, self)
+        else:
+            self.answer.set_result(value)
 
     def set_exception(self, exc_info: Any = None) -> None:
+        self._let_go()
         self.answer.set_exception((exc_info or sys.exc_info())[1])
+
+    def _let_go(self) -> None:
+        # The thread of an idle mailbox still has the last envelope: neither operands nor results are to live as long.
+        if self.envelope is not None:
+            self.envelope.message = self.envelope.reply_to = self.envelope = None
 
     def __await__(self) -> Generator[Any, None, Any]:
         if self._get_hook is not None:  # of a future made from another, by map and the like: only `get` computes it
             return asyncio.get_running_loop().run_in_executor(None, self.get).__await__()
         return asyncio.wrap_future(self.answer).__await__()
-
-
-def _unawaited() -> _Reply:
-    """Where the answer to a message goes that was told, not asked. Pykka stops an actor whose error nobody awaits."""
-    reply = _Reply()
-    reply.answer.add_done_callback(_log_failure)
-    return reply
 
 
 def _log_failure(answer: concurrent.futures.Future[Any]) -> None:
@@ -117,7 +124,11 @@ class _Inbox(queue.Queue[Any]):
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         """Takes a message, when there is room; once the mailbox has stopped, the answer is that error."""
         del block, timeout  # Pykka gives neither
-        item.reply_to = delivery = _Delivery(item, self._answers)
+        if item.reply_to is None:  # of a message that was told; Pykka stops an actor whose error nobody awaits
+            item.reply_to = _Reply()
+            item.reply_to.answer.add_done_callback(_log_failure)
+        reply: _Reply = item.reply_to
+        reply.envelope, reply.answers = item, self._answers
         waits = isinstance(item.message, CutlassMsg) and not _must_go_on()
         with self.mutex:
             while waits and not self._closed and self._qsize() >= self._answers.bound:
@@ -127,7 +138,7 @@ class _Inbox(queue.Queue[Any]):
                 self.not_empty.notify()
                 return
         stopped = pykka.ActorDeadError("the mailbox has stopped")
-        delivery.set_exception((type(stopped), stopped, None))
+        reply.set_exception((type(stopped), stopped, None))
 
     def close(self) -> None:
         """Answers whatever is sent from now on, or waits for room, with the error that the mailbox has stopped."""
@@ -136,43 +147,14 @@ class _Inbox(queue.Queue[Any]):
             self.not_full.notify_all()
 
 
-class _Delivery:
-    """The receiver of a message's result, which the mailbox's thread delivers once."""
-
-    def __init__(self, envelope: Any, answers: _Answers) -> None:
-        self._envelope = envelope
-        self._reply: _Reply = envelope.reply_to or _unawaited()
-        self._answers = answers
-
-    def set(self, value: Any = None) -> None:
-        """Has work answered when it is done; whatever else there is, is the answer."""
-        reply = self._released()
-        if isinstance(value, Work):
-            self._answers.add(value, reply)
-        else:
-            reply.set(value)
-
-    def set_exception(self, exc_info: Any = None) -> None:
-        self._released().set_exception(exc_info)
-
-    def _released(self) -> _Reply:
-        # The thread of an idle mailbox still has the last envelope: neither operands nor results are to live as long.
-        self._envelope.message = self._envelope.reply_to = None
-        return self._reply
-
-
 class _Answers:
     """Waits for work, in the order of each stream, in a thread for each stream that is in use."""
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
-        self._slots = threading.Semaphore(bound)
+        self.slots = threading.Semaphore(bound)  # to be acquired before work is launched that is added
         self._lock = threading.Lock()
-        self._streams: dict[int, queue.SimpleQueue[tuple[Work, _Reply] | None]] = {}
-
-    def reserve(self) -> None:
-        """Waits until there is room for more work, which has to be added."""
-        self._slots.acquire()
+        self._streams: dict[int, queue.SimpleQueue[tuple[Work, _Reply]]] = {}
 
     def add(self, work: Work, reply: _Reply) -> None:
         """Has work answered when it is done: at once, if nothing is in flight."""
@@ -188,20 +170,16 @@ class _Answers:
             waiting.put((work, reply))
 
     def close(self) -> None:
-        """Waits until everything is answered, and ends the threads."""
+        """Waits until everything is answered; the threads end when they have been idle."""
         for _ in range(self.bound):
-            self._slots.acquire()
-        with self._lock:
-            for waiting in self._streams.values():
-                waiting.put(None)
+            self.slots.acquire()
 
-    def _serve(self, stream: int, waiting: queue.SimpleQueue[tuple[Work, _Reply] | None]) -> None:
-        _own_threads.add(threading.get_ident())
+    def _serve(self, stream: int, waiting: queue.SimpleQueue[tuple[Work, _Reply]]) -> None:
+        _this_thread.is_awaited = True
         while self._serve_next(stream, waiting):
             pass
-        _own_threads.discard(threading.get_ident())
 
-    def _serve_next(self, stream: int, waiting: queue.SimpleQueue[tuple[Work, _Reply] | None]) -> bool:
+    def _serve_next(self, stream: int, waiting: queue.SimpleQueue[tuple[Work, _Reply]]) -> bool:
         """Whether there may be more. Operands live no longer than this call's variables."""
         try:
             found = waiting.get(timeout=_IDLE_SECONDS)
@@ -210,10 +188,8 @@ class _Answers:
                 if waiting.empty():
                     del self._streams[stream]
                     return False
-            return True
-        if found is None:
-            return False
-        self._answer(*found)
+        else:
+            self._answer(*found)
         return True
 
     def _answer(self, work: Work, reply: _Reply) -> None:
@@ -225,16 +201,16 @@ class _Answers:
             reply.set(answer)
         finally:
             del reply  # an error's traceback has this frame
-            self._slots.release()
+            self.slots.release()
 
 
-_own_threads: set[int] = set()
-"""The threads that others wait for: none of them may wait for room in a mailbox."""
+_this_thread = threading.local()
+"""Those that serve have `is_awaited`, since others wait for them: none may wait for room in a mailbox."""
 
 
 def _must_go_on() -> bool:
     """Whether this thread must not wait: it serves, or runs an event loop."""
-    if threading.get_ident() in _own_threads:
+    if hasattr(_this_thread, "is_awaited"):
         return True
     try:
         asyncio.get_running_loop()
@@ -259,7 +235,6 @@ def _retire_in_child() -> None:
         mailbox.actor_stopped = threading.Event()
         mailbox.actor_stopped.set()
     _running.clear()
-    _own_threads.clear()
 
 
 os.register_at_fork(after_in_child=_retire_in_child)

@@ -7,23 +7,28 @@ import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 from .. import _core
 from ..arrays import operands
-from ..arrays.layouts import TO_NHWC, from_nhwc
+from ..arrays.layouts import Shape, permuted, relaid
 from ..checks import expect
 from ..errors import CutlassError, InvalidOperandError
 from ..jit import kernels
 from ..jit.locks import renewed
 from ..pipeline.bindings import Binding, Weights, arrays_of, check_operand, import_weights
-from ..pipeline.call import Invocation
-from ..pipeline.operation import CallOperation, OperandSlot, PlannedOperation, operands_of, operation_of, operations
+from ..pipeline.operation import (
+    CallOperation,
+    OperandSlot,
+    PlannedOperation,
+    memory_order,
+    operands_of,
+    operation_of,
+    operations,
+)
 from ..pipeline.plan_cache import PlanKey
 from ..pipeline.problem import MatrixSpec
 from ..pipeline.request import Request
-
-T = TypeVar("T")
 
 _READS_KEPT = 64
 
@@ -58,54 +63,51 @@ class CutlassMsg(metaclass=_ByName):
 
 
 @dataclass(frozen=True, eq=False)
-class _Importing(Generic[T]):
+class _Importing:
     """A message that imports arrays where it is made."""
 
     _kept: Any = field(init=False, repr=False, default=None)
 
-    def _import(self, make: Callable[[], T]) -> None:
+    def _import(self, make: Callable[[], Any]) -> None:
         """Keeps what is made of the arrays, or the error for the answer."""
         try:
-            kept: Any = make()
+            kept = make()
         except CutlassError as error:
             # Without the frames that led here, which hold the operands.
             kept = error.with_traceback(None)
         object.__setattr__(self, "_kept", kept)
 
     @property
-    def imported(self) -> T:
+    def imported(self) -> Any:
         """The result of `_import`; raises the error that it met."""
         if isinstance(self._kept, CutlassError):
             raise self._kept
-        kept: T = self._kept
-        return kept
+        return self._kept
 
 
 @dataclass(frozen=True)
 class Launch:
     """A request's operands, checked against it: views that keep the arrays alive, in the order of a plan's call.
 
-    Behind the last of them lie the `results`: the array that the sender gets, or None for JAX (`operands.finished`),
-    and its memory, with dimensions as they lie in it; the sender names them in the order of `layout`. `named` says
-    whether the sender named the stream.
+    Of each of the `results` there is the array, or None for JAX (`operands.finished`), its memory, and the axes that it
+    is permuted by for the sender, if it is. `named` says whether the sender named the stream.
     """
 
     device: int
     stream: int
     named: bool
     arrays: dict[str, _core.Operand]
-    results: tuple[tuple[Any, _core.Operand], ...]
-    layout: str
+    results: list[tuple[Any, _core.Operand, Shape]]
     listed: bool
 
     def finished(self) -> Any:
         """The reply to the sender, once the stream has been awaited."""
-        done = [from_nhwc(operands.finished(array, view, self.stream), self.layout) for array, view in self.results]
+        done = [permuted(operands.finished(array, view, self.stream), axes) for array, view, axes in self.results]
         return done if self.listed else done[0]
 
 
 @dataclass(frozen=True, eq=False)
-class Compute(_Importing[Launch], CutlassMsg):
+class Compute(_Importing, CutlassMsg):
     """A message that computes a request; without operands it renders and caches the kernel.
 
     Operands, `out` and `stream` are imported where the message is made; what is wrong with them is kept for the answer.
@@ -140,7 +142,7 @@ class Compute(_Importing[Launch], CutlassMsg):
 
 
 @dataclass(frozen=True, eq=False)
-class Run(_Importing[Invocation], CutlassMsg):
+class Run(_Importing, CutlassMsg):
     """A message that computes a request which has its arrays, and may have a reply, which gets the answer too.
 
     Attributes:
@@ -161,7 +163,7 @@ class Run(_Importing[Invocation], CutlassMsg):
 
 
 @dataclass(frozen=True, eq=False)
-class RefitMsg(_Importing[tuple[Weights, ...]]):
+class RefitMsg(_Importing):
     """New values for the operand that a plan binds.
 
     Attributes:
@@ -223,75 +225,53 @@ def _message(name: str, base: type[CutlassMsg], **members: Any) -> type[CutlassM
 
 
 def _launch(request: Request, given: Any, out: Any, stream: Any) -> Launch:
-    operation = operation_of(request)
-    *table, result = operands_of(request)
     arrays = _arrays(request, given)
-    _check_names(request, operation.bound, table, arrays)
+    if out is not None:
+        arrays["out"] = out
+    *_, result = table = operands_of(request)
     members = [(slot, *member) for slot in table if slot.name in arrays for member in _members(slot, arrays[slot.name])]
     first = members[0][2]
-    views: dict[str, _core.Operand] = {}
-    with operands.launching(stream, first, awaited=True):
-        for slot, label, array, spec in members:
-            views[label] = _imported(array, label, spec, views, slot.element, written=slot.written)
-        if out is not None:
-            layout = "nhwc"
-            written = [(array, label, spec) for label, array, spec in _members(result, out)]
-            results = [(each[0], _imported(*each, views, written=True)) for each in written]
+    with operands.launching(stream, first, awaited=True) as launch:
+        views = {label: _imported(slot, label, array, spec) for slot, label, array, spec in members}
+        operands.check_devices(views)
+        device = next(iter(views.values())).device
+        if out is None:
+            results = [_empty(spec, device, first) for spec in result.specs]
+            for label, (_, view, axes) in zip(result.labels, results, strict=True):
+                views[label] = permuted(view, axes)
         else:
-            layout = operation.result_layout(request)
-            device = next(iter(views.values())).device
-            results = [
-                operands.empty(
-                    tuple(spec.shape[i] for i in TO_NHWC) if layout == "nchw" else spec.shape,
-                    spec.dtype.dlpack,
-                    device,
-                    first,
-                )
-                for spec in result.specs
-            ]
-        handle = operands.launch_stream().handle
-    views |= {label: from_nhwc(view, layout) for label, (_, view) in zip(result.labels, results, strict=True)}
-    device = results[0][1].device
-    return Launch(device, handle, stream is not None, views, tuple(results), layout, result.listed)
+            results = [(array, views[label], ()) for slot, label, array, _ in members if slot is result]
+    return Launch(device, launch.handle, stream is not None, views, results, result.listed)
 
 
 def _arrays(request: Request, given: Any) -> dict[str, Any]:
-    """The arrays of a message by name."""
-    if not isinstance(given, Mapping):
-        names = operation_of(request).names(request)
-        if not isinstance(given, Sequence) or isinstance(given, (str, bytes)) or not 1 <= len(given) <= len(names):
-            raise InvalidOperandError(
-                f"operands is a {type(given).__name__}; expected a mapping of {_listing(names)}, or a tuple in this "
-                "order"
-            )
-        given = dict(zip(names, given, strict=False))
-    elif not {slot.name for slot in operands_of(request)[:-1]}.issuperset(given):
-        names = operation_of(request).names(request)
-        unknown = [name for name in given if name not in names]
+    """The arrays of a message by name, exactly those of the request; what its binding has may be left out."""
+    operation, own = operation_of(request), [slot.name for slot in operands_of(request)[:-1]]
+    names = operation.names(request)
+    listing = f"{', '.join(names[:-1])} and {names[-1]}"
+    if isinstance(given, Mapping):
+        unknown = [repr(name) for name in given if name not in names]
         if unknown:
-            raise InvalidOperandError(f"operands has {', '.join(map(repr, unknown))}; expected {_listing(names)}")
-    return {name: array for name, array in given.items() if array is not None}
-
-
-def _listing(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _check_names(request: Request, bound: str, table: Sequence[OperandSlot], arrays: dict[str, Any]) -> None:
-    beta, own = request.epilogue.beta, [slot.name for slot in table]
+            raise InvalidOperandError(f"operands has {', '.join(unknown)}; expected {listing}")
+    elif not isinstance(given, Sequence) or isinstance(given, (str, bytes)) or not 1 <= len(given) <= len(names):
+        raise InvalidOperandError(
+            f"operands is a {type(given).__name__}; expected a mapping of {listing}, or a tuple in this order"
+        )
+    else:
+        given = dict(zip(names, given, strict=False))
+    arrays = {name: array for name, array in given.items() if array is not None}
     for name in own:
-        if name in arrays:
+        if name in arrays or (name == operation.bound and request.binding is not None):
             continue
-        if name == "c" and beta != 0:
-            raise InvalidOperandError(f"the request's beta is {beta}, so operands needs c")
-        if name != bound:
-            raise InvalidOperandError(f"operands has no {name}")
-        if request.binding is None:
-            raise InvalidOperandError(f"operands has no {name}: it may be left out once a request's binding has it")
+        if name == "c" and request.epilogue.beta != 0:
+            raise InvalidOperandError(f"the request's beta is {request.epilogue.beta}, so operands needs c")
+        hint = ": it may be left out once a request's binding has it" if name == operation.bound else ""
+        raise InvalidOperandError(f"operands has no {name}{hint}")
     for name in arrays:
         if name not in own:
             why = "the request's beta is 0, so that it would not be read" if name == "c" else "the request has none"
             raise InvalidOperandError(f"operands has {name}, but {why}")
+    return arrays
 
 
 def _members(slot: OperandSlot, given: Any) -> list[tuple[str, Any, MatrixSpec]]:
@@ -299,34 +279,23 @@ def _members(slot: OperandSlot, given: Any) -> list[tuple[str, Any, MatrixSpec]]
     return [(label, array, spec) for (label, array), spec in zip(arrays_of(slot, given), slot.specs, strict=True)]
 
 
-def _imported(
-    array: Any,
-    name: str,
-    spec: MatrixSpec,
-    others: Mapping[str, _core.Operand],
-    element: tuple[int, int] | None = None,
-    *,
-    written: bool,
-) -> _core.Operand:
-    """The view of an array that is as the request says, and on the GPU of the others."""
-    view = operands.as_operand(array, name)
-    if written and operands.is_jax(array):
-        cure = "leave out away" if name.startswith("out") else "give an array that may be written"
-        raise InvalidOperandError(f"{name} is a JAX array, which cannot be written: {cure}")
-    if written and view.read_only:
-        raise InvalidOperandError(f"{name} is read-only: give an array that may be written")
-    check_operand(view, spec, name, element)
-    label, other = next(iter(others.items()), (name, view))
-    if view.device != other.device:
-        raise InvalidOperandError(
-            f"{label} is on cuda:{other.device} and {name} on cuda:{view.device}: both must be on one GPU"
-        )
-    if 0 not in view.shape:
-        return view
+def _imported(slot: OperandSlot, label: str, array: Any, spec: MatrixSpec) -> _core.Operand:
+    """The view of an array, which is as the request says."""
+    view = operands.as_operand(array, label)
+    if slot.written:
+        operands.refuse_jax_out(array, label, needed=slot.name != "out")
+        operands.check_writable(view, label)
+    check_operand(view, spec, label, slot.element)
     # With strides that say something where there are no elements: plans compare them.
-    return _core.Operand(
-        view.pointer, view.shape, spec.strides, view.dtype, view.device_type, view.device, view.read_only, view
-    )
+    return relaid(view, spec.shape, spec.strides) if 0 in view.shape else view
+
+
+def _empty(spec: MatrixSpec, device: int, like: Any) -> tuple[Any, _core.Operand, Shape]:
+    """A result for the sender (see `Launch`), which lies as the spec says."""
+    order = memory_order(spec)
+    shape = tuple(spec.shape[i] for i in order)
+    axes = () if order == sorted(order) else tuple(map(order.index, range(len(order))))
+    return *operands.empty(shape, spec.dtype.dlpack, device, like), axes
 
 
 @dataclass(eq=False)
@@ -352,19 +321,20 @@ class Work:
         return finish()
 
 
-def launched(device: int, stream: int, launch: Callable[[], object]) -> _core.Event:
-    """Launches work on a stream; the event is reached when it is done.
+def launched(launch: Callable[[], object], device: int, *streams: int) -> tuple[_core.Event, ...]:
+    """Launches work on streams; the events, one of each stream, are reached when it is done.
 
     When launching fails, what had been launched by then is waited for: the operands may be let go with the error.
     """
     try:
         launch()
-        return _core.Event(device, stream)
+        return tuple(_core.Event(device, stream) for stream in streams)
     except InvalidOperandError:  # raised before anything is launched
         raise
     except BaseException:
-        with contextlib.suppress(CutlassError):
-            _core.synchronize(device, stream)
+        for stream in streams:
+            with contextlib.suppress(CutlassError):
+                _core.synchronize(device, stream)
         raise
 
 
@@ -376,7 +346,6 @@ class BoundOperand:
     """
 
     def __init__(self, binding: Binding, device: int) -> None:
-        """Nothing has been launched yet; launches get the views `operands`, by the operand's labels."""
         self.operands = binding.operands
         self._binding = binding
         self._device = device
@@ -384,16 +353,16 @@ class BoundOperand:
         self._writes: list[_core.Event] = []
         self._lock = renewed(self, "_lock", threading.Lock)
 
-    def launch(self, stream: int, launch: Callable[[], object]) -> _core.Event:
+    def launch(self, stream: int, launch: Callable[[], object]) -> tuple[_core.Event, ...]:
         """Launches work that reads the operand; see `launched`."""
         with self._lock:
             self._writes = [event for event in self._writes if not event.done]
             for event in self._writes:
                 event.hold(stream)
-            reached = launched(self._device, stream, launch)
+            reached = launched(launch, self._device, stream)
             if len(self._reads) >= _READS_KEPT:
                 self._reads = [event for event in self._reads if not event.done]
-            self._reads.append(reached)
+            self._reads += reached
             return reached
 
     def refit(self, weights: tuple[Weights, ...]) -> tuple[_core.Event, ...]:
@@ -403,15 +372,6 @@ class BoundOperand:
             for stream in streams:
                 for event in (*self._reads, *self._writes):
                     event.hold(stream)
-            try:
-                self._binding.refit(weights)
-                self._writes = [_core.Event(self._device, stream) for stream in streams]
-            except InvalidOperandError:  # nothing has been written
-                raise
-            except BaseException:
-                for stream in streams:
-                    with contextlib.suppress(CutlassError):
-                        _core.synchronize(self._device, stream)
-                raise
-            self._reads = []
-            return tuple(self._writes)
+            reached = launched(lambda: self._binding.refit(weights), self._device, *streams)
+            self._reads, self._writes = [], list(reached)
+            return reached

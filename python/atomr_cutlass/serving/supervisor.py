@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import pickle
 import sys
 import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-from ..checks import check_number, shown
+from ..checks import check_integer, check_number, shown
 from ..errors import ContextPoisonedError, InvalidOperandError, LibraryError
 
 POISONED_STATUS = 75
@@ -45,13 +47,9 @@ def supervise(target: Callable[..., object], *args: Any, restarts: int = 3, paus
         ContextPoisonedError: it lost its context once more than `restarts`.
         LibraryError: the process ended with another status than 0.
     """
-    import multiprocessing
-    import pickle
-
     if not callable(target):
         raise InvalidOperandError(f"target is {shown(target)}; expected a function")
-    if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0:
-        raise InvalidOperandError(f"restarts is {shown(restarts)}; expected a number of times, from 0")
+    check_integer(restarts, "restarts", "a number of times, from 0")
     check_number(pause, "pause")
     if not 0 <= pause < 1e6:  # seconds that a platform's sleep can count
         raise InvalidOperandError(f"pause is {pause}; expected seconds, from 0")

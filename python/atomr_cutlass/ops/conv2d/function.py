@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ... import _core
-from ...arrays.layouts import LAYOUTS, TO_NHWC, axes_of, in_nhwc
-from ...arrays.numerics import AnyArray, math_mode
-from ...arrays.operands import check_devices, check_out, dtype_of, result_dtype, views_of
+from ...arrays.layouts import LAYOUTS, TO_NHWC, axes_of, permuted
+from ...arrays.numerics import AnyArray
+from ...arrays.operands import check_devices, dtype_of, views_of
 from ...arrays.symbols import shape_of
 from ...checks import shown
 from ...epilogue.bind import bind, refuse_scale_d
@@ -20,7 +20,7 @@ from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import accumulator
 from ...pipeline import reduction
-from ...pipeline.call import SCALES, Call, Result, stored
+from ...pipeline.call import Call, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
@@ -262,30 +262,28 @@ class _Convolution(Product):
                 raise UnsupportedError("scale_d together with bias: scale the bias, and give scale_d as part of alpha")
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
-        def spec(name: str) -> MatrixSpec:
-            found = MatrixSpec.of(views[name], name)
-            check_channels(name, found)
-            return found
-
-        a, b, c = spec("a"), spec("b"), None if self.call.c is None else spec("c")
-        fusion, device = None if self.epilogue is None else self.epilogue.fusion(views), views["a"].device
-        problem = ConvProblem(self.own.op, self.geometry, a, b, c, spec(RESULT), self.math, device, fusion=fusion)
+        own = ("a", "b", RESULT) if self.call.c is None else ("a", "b", "c", RESULT)
+        specs = {name: MatrixSpec.of(views[name], name) for name in own}
+        for name, spec in specs.items():
+            check_channels(name, spec)
+        fusion, device = self.fusion(views), views["a"].device
+        a, b, c, d = specs["a"], specs["b"], specs.get("c"), specs[RESULT]
+        problem = ConvProblem(self.own.op, self.geometry, a, b, c, d, self.math, device, fusion=fusion)
         return make(problem, layout=self.own.layout, like=like, stream=stream, **self.call.planning)
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
         from .reference import convolution  # which launches do without
 
-        options, op, g = self.call.options, self.own.op, self.geometry
+        op, g = self.own.op, self.geometry
         compute = functools.partial(
             convolution, op, host["a"], host["b"], result_shape(op, g), None if self.call.c is None else host["c"],
-            stride=g.stride, padding=g.padding, dilation=g.dilation, groups=g.groups, alpha=options.alpha,
-            beta=options.beta, math=self.math, **{name: self.call.arrays[name] for name in SCALES[:2]},
+            stride=g.stride, padding=g.padding, dilation=g.dilation, groups=g.groups,
         )  # fmt: skip
-        return self.evaluated(host, compute, scale_d=self.call.arrays["scale_d"])
+        return self.evaluated(host, compute)
 
 
 def _parse(call: Call) -> _Convolution:
-    own, arrays, options = ConvOptions(*call.own), call.arrays, call.options
+    own, arrays = ConvOptions(*call.own), call.arrays
     call.check("conv2d" if own.op == FPROP else own.op, layout=own.layout)
     if own.layout not in LAYOUTS:
         raise InvalidOperandError(f"unknown layout {own.layout!r}; valid: {', '.join(LAYOUTS)}")
@@ -294,44 +292,27 @@ def _parse(call: Call) -> _Convolution:
     given = {"a": arrays["a"], "b": arrays["b"], "c": call.c, "bias": bias, RESULT: call.out}
     views = views_of(given, ("a", "b"), dict(zip("ab", OPERANDS[own.op], strict=True)))
     check_devices(views)
-    views = {name: view if name == "bias" else in_nhwc(view, own.layout) for name, view in views.items()}
+    axes = axes_of(own.layout, TO_NHWC)
+    views = {name: view if name == "bias" else permuted(view, axes) for name, view in views.items()}
     first, second = OPERANDS[own.op]
     geometry, dtype, other = _geometry(own, views), dtype_of(views["a"], first), dtype_of(views["b"], second)
     if dtype is not other:
         raise InvalidOperandError(f"{first} is {dtype.value} and {second} is {other.value}: both must have one dtype")
-    result = result_dtype(views, options.out_dtype, dtype)
-    math = math_mode(dtype, options.precision)
     shape = result_shape(own.op, geometry)
-    for name in ("c", RESULT):
-        if name in views and views[name].shape != shape:
-            raise InvalidOperandError(f"{name} has shape {views[name].shape} (NHWC order); the result has {shape}")
-    if "bias" in views and views["bias"].shape != shape[-1:]:
-        raise InvalidOperandError(f"bias has shape {views['bias'].shape}; expected ({shape[-1]},)")
-    if RESULT in views:
-        check_out(views, ("a", "b", "c", "bias"))
-    parsed = _Convolution(
-        call=call,
-        inputs={name: view for name, view in views.items() if name != RESULT},
-        results={RESULT: Result(shape, result.dlpack, call.out, views.get(RESULT))},
-        axes=axes_of(own.layout),
-        own=own,
-        geometry=geometry,
-        math=math,
-        result=result,
-    )
+    for name, expected in (("c", shape), (RESULT, shape), ("bias", shape[-1:])):
+        if name in views and views[name].shape != expected:
+            raise InvalidOperandError(f"{name} has shape {views[name].shape}; expected {expected} (NHWC order)")
+    parsed = _Convolution.of(call, views, shape, dtype, axes=axes_of(own.layout), own=own, geometry=geometry)
     if not call.binds:
         return parsed
     if call.epilogue is not None:
         refuse_scale_d(arrays["scale_d"])
     over, acc = ImageResult(shape, own.layout), accumulator(dtype)
-    return parsed.followed_by(bind(call, over, views, taken=("a", "b"), out_dtype=result, acc=acc))
+    return parsed.followed_by(bind(call, over, views, taken=("a", "b"), out_dtype=parsed.result, acc=acc))
 
 
 def _geometry(own: ConvOptions, views: Mapping[str, _core.Operand]) -> ConvGeometry:
     """The extents of a convolution of these operands; refuses what does not go together."""
-    for name, label in zip(("a", "b"), OPERANDS[own.op], strict=True):
-        if len(views[name].shape) != 4:
-            raise InvalidOperandError(f"{label} has shape {views[name].shape}; expected 4 dimensions")
     a, b, shape = views["a"].shape, views["b"].shape, shape_of(own.shape) if own.shape else ()
     if shape and own.layout == "nchw":
         shape = tuple(shape[axis] for axis in TO_NHWC)
@@ -357,8 +338,6 @@ def check_channels(name: str, spec: MatrixSpec) -> None:
 
 def _four(name: str, shape: Any) -> tuple[int, ...]:
     """The extents of a result, as a caller gives them."""
-    if isinstance(shape, tuple) and len(shape) == 4:
-        return shape
     # An array of no dimensions is Iterable and refuses to be iterated over.
     extents = tuple(shape) if isinstance(shape, Iterable) and getattr(shape, "ndim", 1) == 1 else (shape,)
     if len(extents) != 4:

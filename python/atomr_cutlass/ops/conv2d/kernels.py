@@ -12,8 +12,7 @@ from typing import Any
 
 from ...arrays.layouts import collapses, in_layout, pixel_strides
 from ...arrays.numerics import FAST
-from ...epilogue import bound as fused
-from ...epilogue.bound import FusedOperands, source_number
+from ...epilogue.bound import FusedOperands, problem_of, source_number
 from ...errors import CutlassError, UnsupportedError, require
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
@@ -30,7 +29,6 @@ from ...pipeline.problem import MOST, GemmFormulation, GemmProblem, MatrixSpec, 
 from ...pipeline.reduction import refuse_sums
 from ...pipeline.search import Candidate, KernelSearch
 from ..gemm.helpers import sums
-from ..gemm.kernels import OP as GEMM
 from ..gemm.kernels import GemmSearch, cells_of, product_args
 from ..gemm.plans import clears_masks
 from . import problem as conv_problem
@@ -49,7 +47,6 @@ class ConvFormulation:
     """The form in which a kernel computes a convolution.
 
     Attributes:
-        split_k: slices of K.
         casts: whether the operands are cast before.
         wide: whether the result is computed in float32 and cast.
         product: the GEMM that the convolution comes to; None for an implicit GEMM.
@@ -109,22 +106,12 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         self.problem, self.device, self.arch, self.op = problem, device, arch, problem.op
         self._product: GemmSearch | None = None
         if formulations is None:
-            self._product = self._as_gemm()
+            with contextlib.suppress(UnsupportedError):
+                if products := _as_gemm(problem):
+                    self._product = GemmSearch(products, device, arch, batch_invariant=batch_invariant)
             _check(problem)
             formulations = [self._of(formulation) for formulation in conv_problem.formulations(problem)]
         self.formulations = formulations
-
-    def _as_gemm(self) -> GemmSearch | None:
-        """Kernels of the GEMM that the convolution is; None where it is no GEMM."""
-        product, fusion = _as_gemm(self.problem), self.problem.fusion
-        if product is None:
-            return None
-        problems: GemmProblem | list[GemmProblem] = product
-        with contextlib.suppress(UnsupportedError):
-            if fusion is not None and as_bias_and_activation(fusion.tree.program) != (None, None):
-                problems = fused.problem_of(product, fusion, LINEAR)
-            return GemmSearch(problems, self.device, self.arch, batch_invariant=self.batch_invariant)
-        return None
 
     def _of(self, problem: ConvProblem) -> list[ConvFormulation]:
         rewritten, casts = self._multiplied(problem)
@@ -165,12 +152,11 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         return dataclasses.replace(problem, a=cast(problem.a), b=cast(problem.b), math="default"), True
 
     def of_many_rows(self) -> Sequence[Sequence[ConvFormulation]]:
-        return ConvSearch(
-            conv_problem.of_two_images(self.problem), self.device, self.arch, batch_invariant=True
-        ).formulations
+        two_images = conv_problem.of_two_images(self.problem)
+        return ConvSearch(two_images, self.device, self.arch, batch_invariant=True).formulations
 
     def op_of(self, formulation: ConvFormulation) -> str:
-        return self.op if formulation.product is None else GEMM
+        return self.op if formulation.product is None else GemmSearch.op
 
     def traits(self, formulation: ConvFormulation) -> Hashable:
         product = self._product
@@ -212,7 +198,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
 
         def first() -> Iterator[KernelKey]:
             products = dict.fromkeys(member.product.problem for member in group if member.product is not None)
-            of_gemm = [key for product in products for key in cells_of(GEMM, arch, product)]
+            of_gemm = [key for product in products for key in cells_of(GemmSearch.op, arch, product)]
             # The matrix has no cells with trees: where the GEMM has one, the time decides among all.
             of_tree = bool(of_gemm) and self.problem.fusion is not None
             yield from (*keys, *(others() if of_tree else ()), *of_gemm)
@@ -255,7 +241,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
             text += f": {self.closest(self.arch or devices.require_arch(self.device))}"
         if self.batch_invariant:
             text += "; with batch_invariant it has those that serve any number of such images alike"
-        unwidened = _unwidened(last) if self.op == WGRAD else ""
+        unwidened = _unwidened(last) if self.op == WGRAD and last.d.dtype is not CutlassDtype.F32 else ""
         return f"{text}; nor is it computed in float32: {unwidened}" if unwidened else text
 
     def nearest(self, arch: SmArch, best: Candidate[ConvFormulation] | None) -> KernelKey | None:
@@ -270,8 +256,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
     def _plainest(self) -> Candidate[ConvFormulation] | None:
         """The best of the matrix's convolutions; without slices of K and in the result's own type if there is one."""
         found = [cell for cell in select.rank_cells(self) if cell.key.op == self.op]
-        as_it_stands = (cell for cell in found if cell.formulation.split_k == 1 and not cell.formulation.wide)
-        return next(as_it_stands, next(iter(found), None))
+        return min(found, key=lambda cell: cell.formulation.split_k > 1 or cell.formulation.wide, default=None)
 
 
 def _check(problem: ConvProblem) -> None:
@@ -293,16 +278,16 @@ def _check(problem: ConvProblem) -> None:
         )
 
 
-def _as_gemm(problem: ConvProblem) -> GemmProblem | None:
-    """The GEMM that a filter of one tap over pixels without gaps is, without its tree; None for any other."""
+def _as_gemm(problem: ConvProblem) -> list[GemmProblem]:
+    """The GEMM that a filter of one tap over pixels without gaps is, preferred forms first; empty for any other."""
     g = problem.geometry
     one_tap = g.r == g.s == g.groups == 1 and g.stride == (1, 1) and g.padding == ((0, 0), (0, 0))
     if not one_tap or problem.bias is not None or (problem.fusion is None and problem.epilogue != LINEAR):
-        return None
+        return []
     x, w, y = problem.images
     images = [x, y] if problem.c is None or problem.op == WGRAD else [x, y, problem.c]
     if not all(collapses(spec) for spec in images):
-        return None
+        return []
 
     def matrix(spec: MatrixSpec, *, transposed: bool = False) -> MatrixSpec:
         """Pixels (or filters) by channels."""
@@ -314,13 +299,15 @@ def _as_gemm(problem: ConvProblem) -> GemmProblem | None:
 
     a, b = matrix(problem.a, transposed=problem.op == WGRAD), matrix(problem.b, transposed=problem.op == FPROP)
     c = None if problem.c is None else matrix(problem.c)
-    return GemmProblem(a, b, c, matrix(problem.d), FAST if a.dtype in FP8_TYPES else problem.math, problem.device)
+    math_mode, fusion = FAST if a.dtype in FP8_TYPES else problem.math, problem.fusion
+    product = GemmProblem(a, b, c, matrix(problem.d), math_mode, problem.device)
+    if fusion is None or as_bias_and_activation(fusion.tree.program) == (None, None):
+        return [product]
+    return problem_of(product, fusion, LINEAR)
 
 
 def _unwidened(problem: ConvProblem) -> str:
-    """Why a wgrad cannot be computed in float32 and cast; empty where it can, or is in float32 anyway."""
-    if problem.d.dtype is CutlassDtype.F32:
-        return ""
+    """Why a wgrad cannot be computed in float32 and cast; empty where it can."""
     for spec, condition in ((problem.c, "adds a c that"), (problem.d, "writes what")):
         if spec is not None and (not spec.dense or spec.alignment % CAST_ALIGNMENT):
             return f"a cast {condition} is dense and aligned to {CAST_ALIGNMENT} bytes"
@@ -378,22 +365,21 @@ def _plan(problem: ConvProblem, layout: str, candidate: Candidate[ConvFormulatio
     if casts:
         a, b = cast(a, problem.a, rewritten.a), cast(b, problem.b, rewritten.b)
     zeros = (0,) * (0 if fusion is None else len(fusion.arrays))
+    args: dict[str, Any] = {"a": a, "b": b, "d": out, "alpha": "alpha", "beta": "beta"}
     if product is not None:
-        first, second = (b, a) if swapped else (a, b)
-        args = {"batch": 1, "a": first, "b": second, "c": c, "d": out, "alpha": "alpha", "beta": "beta"}
-        args |= product_args(product, candidate) | others.args(zeros, zeros, swapped=swapped)
+        args |= {"a": b, "b": a} if swapped else {}
+        args |= product_args(product, candidate) | others.args(zeros, zeros, swapped=swapped) | {"batch": 1, "c": c}
     elif reduced:  # alpha, beta and C are for what adds up
         slices, count = formulation.split_k if formulation.apart else 1, math.prod(problem.d.shape)
         sliced = steps.temporary(slices * bytes_of(problem.d.shape, CutlassDtype.F32))
-        args = _args(formulation, a, b, None, bias, sliced)
-        args |= {"alpha": 1.0, "beta": 0.0, "split_parallel": int(formulation.apart)}
+        args |= _args(formulation) | {"d": sliced, "split_parallel": int(formulation.apart), "alpha": 1.0, "beta": 0.0}
     elif is_common(key.epilogue) and fusion is None:
         row = None if rewritten.bias is None else rewritten.bias.dtype
         form = told(row, rewritten.epilogue.removeprefix("lc").removeprefix("_"))
-        args = _args(formulation, a, b, c, None, out)
-        args |= {"operand0": bias, "operand0_stride_m": form, "operand0_stride_n": 1}
+        args |= {"c_source": c, "operand0": bias, "operand0_stride_m": form, "operand0_stride_n": 1}
+        args |= _args(formulation)
     else:
-        args = _args(formulation, a, b, c, bias, out) | others.args(zeros, zeros, swapped=False)
+        args |= _args(formulation) | {"c_source": c, "bias": bias} | others.args(zeros, zeros, swapped=False)
     steps.launch(candidate, args, main=True)
     if reduced:
         args = {"count": count, "slices": slices, "slice_stride": count, "a": sliced, "c": c, "d": out}
@@ -402,9 +388,8 @@ def _plan(problem: ConvProblem, layout: str, candidate: Candidate[ConvFormulatio
     return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta, rewrite=formulation.rewrite)
 
 
-def _args(
-    formulation: ConvFormulation, a: Address, b: Address, c: Address | None, bias: Address | None, d: Address
-) -> dict[str, Any]:
+def _args(formulation: ConvFormulation) -> dict[str, int]:
+    """A kernel's arguments for a convolution, but for addresses and scalars."""
     g = formulation.problem.geometry
     x, w, y = map(pixel_strides, formulation.problem.images)
     (top, bottom), (left, right) = g.padding
@@ -413,9 +398,7 @@ def _args(
         "pad_h": top, "pad_w": left, "pad_h_end": bottom, "pad_w_end": right,
         "stride_h": g.stride[0], "stride_w": g.stride[1], "dilation_h": g.dilation[0], "dilation_w": g.dilation[1],
         "groups": g.groups, "split_k": formulation.split_k, "swizzle": 1,
-        "a": a, "b": b, "c_source": c, "d": d, "bias": bias,
         "x_stride_w": x[0], "x_stride_h": x[1], "x_stride_n": x[2],
         "w_stride_s": w[0], "w_stride_r": w[1], "w_stride_k": w[2],
         "y_stride_q": y[0], "y_stride_p": y[1], "y_stride_n": y[2],
-        "alpha": "alpha", "beta": "beta",
     }  # fmt: skip

@@ -27,17 +27,7 @@ from ...pipeline.plan_cache import PlanKey
 from ...pipeline.probe import Probe
 from ...pipeline.problem import MatrixSpec, row_major
 from ...pipeline.reduction import is_batch_invariant
-from ...pipeline.request import (
-    Option,
-    Request,
-    RequestOptions,
-    expect_extent,
-    expect_extents,
-    expect_served,
-    math_of,
-    precision_of,
-    sampled,
-)
+from ...pipeline.request import Option, Request, RequestOptions, expect_extents, math_of, precision_of, sampled
 from ...pipeline.search import Candidate
 from ..gemm.operation import BATCH_INVARIANT, PRECISION, fields_from
 from .kernels import ConvFormulation, ConvSearch, make
@@ -89,16 +79,11 @@ class ConvShape:
 
     def __post_init__(self) -> None:
         expect_extents(self, ("n", "h", "w", "c", "k", "r", "s", "groups"), "ConvShape.", 1)
-        for name, least in (("stride", 1), ("padding", 0), ("dilation", 1)):
+        _ = self.geometry  # refuses all else that makes no convolution
+        for name in ("stride", "padding", "dilation"):
             pair = getattr(self, name)
-            if not isinstance(pair, tuple) or len(pair) != 2:
-                raise InvalidOperandError(
-                    f"ConvShape.{name} is {shown(pair)}; expected two integers, for rows and columns"
-                )
-            for value in pair:
-                for extent in value if name == "padding" and isinstance(value, tuple) else (value,):
-                    expect_extent(extent, f"ConvShape.{name}", least)
-        _ = self.geometry  # refuses channels that groups do not divide, and a y without pixels
+            if not isinstance(pair, tuple) or any(isinstance(side, list) for side in pair):
+                raise InvalidOperandError(f"ConvShape.{name} is {shown(pair)}; expected a tuple, for rows and columns")
 
     @classmethod
     def nhwc(
@@ -178,7 +163,7 @@ class ConvRequest(Request):
 
     def __post_init__(self) -> None:
         self.check_fields(shape=ConvShape, layout=ConvLayout)
-        expect_served("convolution", self.dtype, self.arch, _DTYPES, ARCHS[self.op])
+        self.expect_served("convolution", _DTYPES, ARCHS[self.op])
         check_options(batch_invariant=self.batch_invariant)
         if self.op == WGRAD and self.batch_invariant:
             raise UnsupportedError(f"batch_invariant: {SUMS_OVER_IMAGES}")
@@ -258,6 +243,7 @@ class ConvOperation(PlannedOperation[ConvRequest]):
         self.name = request_type.op
         self.request_type = request_type
         self.bound = OPERANDS[self.name][1]
+        self.optional = ("c",) if self.name == WGRAD else ("c", "bias")
         self.function = "conv2d" if self.name == FPROP else self.name
         self.refuses = NO_CHECK | {
             "amax": "an epilogue reduces it (`total_amax`)",
@@ -275,12 +261,9 @@ class ConvOperation(PlannedOperation[ConvRequest]):
             shape, strides = (in_layout(values, request.layout.value) for values in (spec.shape, spec.strides))
             return OperandSlot(name, (MatrixSpec(shape, strides, spec.dtype, spec.alignment),), written=name == "out")
 
-        table = [slot(*pair) for pair in zip(OPERANDS[self.name], (conv.a, conv.b), strict=True)]
-        table += [] if conv.c is None else [slot("c", conv.c)]
+        named = zip((*OPERANDS[self.name], "c"), (conv.a, conv.b, conv.c), strict=True)
+        table = [slot(name, spec) for name, spec in named if spec is not None]
         return (*table, *epilogue_slots(conv.fusion), slot("out", conv.d))
-
-    def optional_names(self, request: ConvRequest) -> tuple[str, ...]:
-        return (*OPERANDS[self.name], "c", *(("bias",) if self.name != WGRAD else ()))
 
     def extents(self, request: ConvRequest) -> dict[str, Any]:
         g = request.shape.geometry
@@ -297,23 +280,18 @@ class ConvOperation(PlannedOperation[ConvRequest]):
 
     def request(self, options: RequestOptions) -> ConvRequest:
         side = max(4, options.extent // 64)
-        n, h, w, c, k, r, s = options.numbers("conv", f"8,{side},{side},64,64,3,3", (7,))
         padding = options.numbers("padding", "0", (1, 2, 4))
         pads = (padding[:2], padding[2:]) if len(padding) == 4 else _by_axis(padding)
-        layout = options.given("layout") or ConvLayout.NHWC.value
-        if layout not in [known.value for known in ConvLayout]:
-            raise InvalidOperandError(f"--layout is {layout!r}; convolutions have nhwc and nchw")
-        (groups,) = options.numbers("groups", "1", (1,))
         return self.request_type(
             ConvShape.nhwc(
-                n, h, w, c, k, r, s,
+                *options.numbers("conv", f"8,{side},{side},64,64,3,3", (7,)),
                 stride=_by_axis(options.numbers("stride", "1", (1, 2))),
                 padding=pads,
                 dilation=_by_axis(options.numbers("dilation", "1", (1, 2))),
-                groups=groups,
+                groups=options.numbers("groups", "1", (1,))[0],
             ),
             **fields_from(options),
-            layout=ConvLayout(layout),
+            layout=options.parsed("layout", ConvLayout) or ConvLayout.NHWC,
             precision=options.given("precision"),
             batch_invariant=options.flag("batch_invariant") or None,
         )  # fmt: skip
@@ -321,9 +299,6 @@ class ConvOperation(PlannedOperation[ConvRequest]):
     def plan(self, request: ConvRequest, device: int, **options: Any) -> Plan:
         options["batch_invariant"] = request.invariant
         return make(request.problem(device), layout=request.layout.value, **options)
-
-    def result_layout(self, request: ConvRequest) -> str:
-        return request.layout.value
 
     def sample(self, key: KernelKey, epilogue: str, device: Device) -> tuple[ConvRequest, Candidate[ConvFormulation]]:
         """With a filter of nine taps over an image with a border; of more than a tile, as in a GEMM."""

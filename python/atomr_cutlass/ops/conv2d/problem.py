@@ -88,8 +88,8 @@ def conv_geometry(
     groups: int = 1,
 ) -> ConvGeometry:
     """All extents of a convolution; refuses what is no extent, channels that do not divide, and a y without pixels."""
-    n, h, width, c = _extents("x", x_shape, "(N, H, W, C)", least=(0, 1, 1, 1))
-    k, r, s, depth = _extents("w", w_shape, "(K, R, S, C / groups)", least=(1, 1, 1, 1))
+    n, h, width, c = _extents("x", x_shape, "(N, H, W, C) up to 2^31 - 1, of which only N may be 0", least=(0, 1, 1, 1))
+    k, r, s, depth = _extents("w", w_shape, "(K, R, S, C / groups) from 1 to 2^31 - 1", least=(1, 1, 1, 1))
     strides, dilations = _pair("stride", stride), _pair("dilation", dilation)
     pads = _padding(padding)
     if not _is_extent(groups, 1):
@@ -123,11 +123,8 @@ def result_shape(op: str, geometry: ConvGeometry) -> Shape4:
 
 
 def _extents(name: str, shape: tuple[int, ...], expected: str, least: Shape4) -> Shape4:
-    if len(shape) != 4 or any(
-        isinstance(extent, bool) or not isinstance(extent, int) or extent < low
-        for extent, low in zip(shape, least, strict=True)
-    ):
-        raise InvalidOperandError(f"{name} has shape {tuple(shape)}; expected {expected}, of which only N may be 0")
+    if len(shape) != 4 or not all(map(_is_extent, shape, least)):
+        raise InvalidOperandError(f"{name} has shape {tuple(shape)}; expected {expected}")
     return (shape[0], shape[1], shape[2], shape[3])
 
 
@@ -138,7 +135,7 @@ def pair_of(given: Any) -> Any:
 
 def _pair(name: str, given: Any) -> tuple[int, int]:
     pair = pair_of(given)
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(_is_extent(value, 1) for value in pair):
+    if not _is_pair(pair, 1):
         raise InvalidOperandError(
             f"{name} is {shown(given)}; expected an integer from 1, or one each for rows and columns"
         )
@@ -147,16 +144,17 @@ def _pair(name: str, given: Any) -> tuple[int, int]:
 
 def _padding(given: Any) -> tuple[tuple[int, int], tuple[int, int]]:
     pair = pair_of(given)
-    if isinstance(pair, (tuple, list)) and len(pair) == 2:
-        sides = [pair_of(side) for side in pair]
-        if all(isinstance(side, (tuple, list)) and len(side) == 2 for side in sides) and all(
-            _is_extent(value, 0) for side in sides for value in side
-        ):
-            (top, bottom), (left, right) = sides
-            return ((top, bottom), (left, right))
-    raise InvalidOperandError(
-        f"padding is {shown(given)}; expected an integer from 0, (rows, columns) or ((top, bottom), (left, right))"
-    )
+    sides = [pair_of(side) for side in pair] if isinstance(pair, (tuple, list)) else []
+    if len(sides) != 2 or not all(_is_pair(side, 0) for side in sides):
+        raise InvalidOperandError(
+            f"padding is {shown(given)}; expected an integer from 0, (rows, columns) or ((top, bottom), (left, right))"
+        )
+    (top, bottom), (left, right) = sides
+    return ((top, bottom), (left, right))
+
+
+def _is_pair(value: Any, least: int) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2 and all(_is_extent(extent, least) for extent in value)
 
 
 def _is_extent(value: Any, least: int) -> bool:
@@ -168,7 +166,6 @@ class ConvTraits(NamedTuple):
 
     Attributes:
         types: element types of A, B and D, and math mode.
-        epilogues: ids of kernels' epilogues that serve.
         single: whether each group is a single channel, and the filter small enough for kernels of such.
         alignments: elements of a group's channels of A, B and D (and C), bytes of the bias and bits of its elements.
         whole: those numbers of all channels.
@@ -198,7 +195,6 @@ class ConvProblem:
     Attributes:
         op: `conv2d_fprop` (A = x, B = w, D = y), `conv2d_dgrad` (dy, w, dx) or `conv2d_wgrad` (dy, x, dw).
         a, b, d: the arrays, 4-D; channels last and contiguous.
-        c: like D.
         bias: one element for each channel of D.
         fusion: the tree that follows, with its arrays, in the place of bias and activation.
         source: number of the tree's input that is loaded as the C operand, and described by `c`.
@@ -231,13 +227,6 @@ class ConvProblem:
         return LINEAR if self.activation in (None, "identity") else f"{LINEAR}_{self.activation}"
 
     @property
-    def common(self) -> str | None:
-        """Id of the epilogue of kernels that are told their tree; None where those do not serve."""
-        if self.op == WGRAD or self.activation not in (None, "identity", *COMMON_ACTIVATIONS):
-            return None
-        return COMMON if self.fusion is None else common_of(self.epilogue)
-
-    @property
     def implicit_gemm(self) -> tuple[int, int, int]:
         """M, N and K of the product of one group (source: CUTLASS's documentation of implicit GEMM)."""
         g = self.geometry
@@ -257,16 +246,21 @@ class ConvProblem:
         alignments = _alignments(self, g.groups)
         results = [self.d] if self.c is None else [self.d, self.c]
         dense = all(spec.dense and spec.alignment % CAST_ALIGNMENT == 0 for spec in results)
+        dgrads = [] if g.stride != (1, 1) else ["unity"]
+        dgrads += [] if g.dilation != (1, 1) else ["strided"]
+        common = None  # which kernels have that are told their tree
+        if self.op != WGRAD and self.activation in (None, "identity", *COMMON_ACTIVATIONS):
+            common = COMMON if self.fusion is None else common_of(self.epilogue)
         return ConvTraits(
             op=self.op,
             types=(self.a.dtype, self.b.dtype, self.d.dtype, self.math),
-            epilogues=(self.epilogue, self.common, wider(self.epilogue)),
+            epilogues=(self.epilogue, common, wider(self.epilogue)),
             grouped=g.groups > 1,
             single=g.groups == g.c == g.k and g.r * g.s <= 128,  # ConvDepthwise::can_implement
             alignments=alignments,
             whole=alignments if g.groups == 1 else _alignments(self, 1),
             iterators=_iterators(self),
-            stride_supports=_stride_supports(self),
+            stride_supports=tuple(dgrads) if self.op == DGRAD else ("",),
             channels=next((few for few in (1, 2, 4, 8, 16) if g.c == few * g.groups), 0),
             tma=_tma_serves(self),
             writable=dense and math.prod(self.d.shape) % 4 == 0,  # slices are added up by four elements at once
@@ -279,24 +273,24 @@ def formulations(problem: ConvProblem) -> list[ConvProblem]:
     A tree that is bias and activation is put to kernels that have just those, any other with a matrix loaded as C where
     one can be, and then as it is.
     """
-    if problem.fusion is None:
+    fusion, d = problem.fusion, problem.d
+    if fusion is None:
         return [problem]
-    found = [_without_tree(problem, problem.fusion), _with_source(problem, problem.fusion), problem]
-    return [formulation for formulation in found if formulation is not None]
-
-
-def _without_tree(problem: ConvProblem, fusion: Fusion) -> ConvProblem | None:
-    """The problem with bias and activation in the place of its tree; None for any other tree."""
-    plain = as_bias_and_activation(fusion.tree.program)
-    if plain is None or unlike_a_bias(fusion, problem.d.dtype):
-        return None
-    bias = None
-    if plain.bias is not None:
-        if problem.c is not None:  # kernels without a tree load either C or the bias
-            return None
-        spec = fusion.inputs[0].spec
-        bias = MatrixSpec(spec.shape[-1:], (1,), spec.dtype, spec.alignment)
-    return dataclasses.replace(problem, fusion=None, bias=bias, activation=plain.activation)
+    found, plain = [], as_bias_and_activation(fusion.tree.program)
+    # Kernels without a tree load either C or the bias.
+    if plain is not None and not unlike_a_bias(fusion, d.dtype) and (plain.bias is None or problem.c is None):
+        bias = None
+        if plain.bias is not None:
+            spec = fusion.inputs[0].spec
+            bias = MatrixSpec(spec.shape[-1:], (1,), spec.dtype, spec.alignment)
+        found.append(dataclasses.replace(problem, fusion=None, bias=bias, activation=plain.activation))
+    if problem.c is None and collapses(d):
+        strides = (pixel_strides(d)[0], 1)  # kernels have one set of strides for C and D
+        number = source_of(fusion, lambda array: array.spec.strides == strides and array.dtype is d.dtype)
+        if number is not None:
+            c = dataclasses.replace(d, alignment=fusion.inputs[number].alignment)
+            found.append(dataclasses.replace(problem, source=number, c=c))
+    return [*found, problem]
 
 
 def unlike_a_bias(fusion: Fusion, d: CutlassDtype) -> str:
@@ -312,18 +306,6 @@ def unlike_a_bias(fusion: Fusion, d: CutlassDtype) -> str:
     if bias.spec.shape[-1] > 1 and bias.spec.strides[-1] != 1:
         return f"{bias.name} has stride {bias.spec.strides[-1]}, and kernels without trees read a contiguous one; "
     return ""
-
-
-def _with_source(problem: ConvProblem, fusion: Fusion) -> ConvProblem | None:
-    """The problem with a matrix of its tree loaded as C, if one can be."""
-    if problem.c is not None or not collapses(problem.d):
-        return None
-    strides, dtype = (pixel_strides(problem.d)[0], 1), problem.d.dtype  # kernels have one set of strides for C and D
-    number = source_of(fusion, lambda array: array.spec.strides == strides and array.dtype is dtype)
-    if number is None:
-        return None
-    c = dataclasses.replace(problem.d, alignment=fusion.inputs[number].alignment)
-    return dataclasses.replace(problem, source=number, c=c)
 
 
 def of_two_images(problem: ConvProblem) -> ConvProblem:
@@ -347,9 +329,8 @@ def packed(spec: MatrixSpec) -> bool:
 
 def reach(spec: MatrixSpec) -> int:
     """Bytes from the first element to the end of the last."""
-    span = sum(
-        (extent - 1) * stride for extent, stride in zip(spec.shape, (*reversed(pixel_strides(spec)), 1), strict=True)
-    )
+    strides = (*reversed(pixel_strides(spec)), 1)
+    span = sum((extent - 1) * stride for extent, stride in zip(spec.shape, strides, strict=True))
     return (span + 1) * spec.dtype.bits // 8
 
 
@@ -413,14 +394,6 @@ def _iterators(problem: ConvProblem) -> frozenset[str]:
     if g.dilation == (1, 1) and all(8 * reached < 2**31 for reached in read):
         found |= {"few_channels", "fixed_channels"}
     return frozenset(found)
-
-
-def _stride_supports(problem: ConvProblem) -> tuple[str, ...]:
-    """`ConvTraits.stride_supports`: dgrad of a strided filter has no dilation."""
-    if problem.op != DGRAD:
-        return ("",)
-    unity = ("unity",) if problem.geometry.stride == (1, 1) else ()
-    return (*unity, "strided") if problem.geometry.dilation == (1, 1) else unity
 
 
 def _tma_serves(problem: ConvProblem) -> bool:

@@ -19,6 +19,7 @@ from ...pipeline.operation import Array, Arrays
 from ...pipeline.probe import Probe, slices
 from ...pipeline.problem import row_major
 from ...reference import parts
+from ..gemm.reference import GemmTerms
 from .problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, Padding, Pair, as_images, conv_geometry, result_shape
 
 if TYPE_CHECKING:
@@ -37,14 +38,7 @@ def convolution(
     padding: Padding = 0,
     dilation: Pair = 1,
     groups: int = 1,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    bias: AnyArray | None = None,
-    activation: str | None = None,
-    scale_a: float | None = None,
-    scale_b: float | None = None,
-    scale_d: float | None = None,
-    math: str = "default",
+    **terms: Any,
 ) -> AnyArray:
     """D = saturating_cast(scale_d * act(alpha * scale_a * scale_b * conv(a, b) + beta * C + bias)).
 
@@ -56,28 +50,28 @@ def convolution(
     only the products that exist. (Kernels may multiply zeros there too.)
 
     `op` is FPROP, DGRAD or WGRAD, a and b its OPERANDS with dimensions in the order of NHWC; `shape` is that of the
-    result, which a gradient needs: several x have the same y where the stride does not divide. With alpha 0 the
-    operands are not read, with beta 0 `c` is not; `math="tf32"` rounds float32 operands first. What `conv2d` refuses
+    result, which a gradient needs: several x have the same y where the stride does not divide. `terms` are those of
+    `GemmTerms`, scales numbers. With alpha 0 the operands are not read, with beta 0 `c` is not. What `conv2d` refuses
     beside integers, an unknown activation, a bias of another length and extents is not looked at.
     """
+    given = GemmTerms(**terms)
     for name, operand in zip(OPERANDS[op], (a, b), strict=True):
         if parts.element_type(name, operand) in INTEGER_DTYPES:
             raise InvalidOperandError(f"{name} is {operand.dtype}; convolutions take floating-point operands")
     x, w, _ = as_images(op, a.shape, b.shape, shape or ())
     geometry = conv_geometry(x, w, stride=stride, padding=padding, dilation=dilation, groups=groups)
     result = result_shape(op, geometry)
-    parts.check_activation(activation)
-    parts.check_bias(bias, result[-1], "channel of the result")
-    if math == "tf32":
+    parts.check_activation(given.activation)
+    parts.check_bias(given.bias, result[-1], "channel of the result")
+    if given.math == "tf32":
         a, b = round_to_tf32(a), round_to_tf32(b)
     values = np.zeros(result)
     with np.errstate(all="ignore"):
-        if alpha != 0.0:
-            factor = float(alpha)
-            for scale in (scale_a, scale_b):
-                factor *= 1.0 if scale is None else float(scale)
-            values += factor * _SUMS[op](to_float64(a), to_float64(b), geometry)
-        return stored(parts.add_terms(values, c, float(beta), bias, activation), scale_d, out_dtype)
+        if given.alpha != 0.0:
+            factors = [float(factor) for factor in (given.alpha, given.scale_a, given.scale_b) if factor is not None]
+            values += np.prod(factors) * _sums(op, to_float64(a), to_float64(b), geometry)
+        values = parts.add_terms(values, c, float(given.beta), given.bias, given.activation)
+        return stored(values, given.scale_d, out_dtype)
 
 
 def absolute_convolution(
@@ -108,17 +102,13 @@ class ConvProbe(Probe["ConvRequest"]):
         return {FPROP: taps * g.c // g.groups, DGRAD: taps * g.k // g.groups}.get(self.request.op, g.n * g.p * g.q)
 
     def parts(self) -> Iterator[Arrays]:
-        g = self.request.shape.geometry
-        if self.tree is not None:
+        g, op = self.request.shape.geometry, self.request.op
+        if self.tree is not None or (op == WGRAD and g.groups > 1):
             yield self.arrays
-        elif self.request.op in (FPROP, DGRAD):
-            first = "x" if self.request.op == FPROP else "dy"
-            for part in slices(g.n):
-                yield {name: a[part] if name in (first, "c", "out") else a for name, a in self.arrays.items()}
-        else:
-            for part in slices(g.k) if g.groups == 1 else (slice(None),):
-                sliced = {name: a[part] if name in ("c", "out") else a for name, a in self.arrays.items()}
-                yield sliced | {"dy": self.arrays["dy"][..., part]}
+            return
+        for part in slices(g.k if op == WGRAD else g.n):
+            places = {"c": part, "out": part, OPERANDS[op][0]: (..., part) if op == WGRAD else part}
+            yield {name: array[places.get(name, ...)] for name, array in self.arrays.items()}
 
     def product(self, part: Arrays, dtype: CutlassDtype) -> Array:
         return self._called(convolution, part, out_dtype=dtype, math=self.request.math)
@@ -134,43 +124,36 @@ class ConvProbe(Probe["ConvRequest"]):
         return made if self.tree is None else made.reshape(ImageResult(made.shape).matrix)
 
     def matrices(self, part: Arrays) -> Arrays:
-        image, tree = ImageResult(part["out"].shape), self.tree
-        names = {"out"}
-        if tree is not None:
-            names |= {operand.name for operand in tree.inputs} | {output.name for output in tree.outputs}
-        arrays = {name: part[name] for name in names}
-        shapes = {name: image.as_matrix(name, one.shape, row_major(one.shape))[0] for name, one in arrays.items()}
-        return {name: one.reshape(shapes[name]) for name, one in arrays.items()}
+        image, product = ImageResult(part["out"].shape), OPERANDS[self.request.op]
+        return {
+            name: array.reshape(image.as_matrix(name, array.shape, row_major(array.shape))[0])
+            for name, array in part.items()
+            if name not in product
+        }
 
 
-# The three sums: a product for each group of channels and each tap of the filter.
-
-
-def _fprop(x: FloatArray, w: FloatArray, g: ConvGeometry) -> FloatArray:
-    padded, filters = _padded(x, g), _filters(w, g)
-    y = np.zeros((g.groups, g.n * g.p * g.q, g.k // g.groups))
-    for r, s, rows, columns in _taps(g):
-        y += _product(_pixels(padded[:, :, rows, columns]), filters[:, :, r, s].swapaxes(1, 2))
-    return np.moveaxis(y, 0, 1).reshape(g.y_shape)
-
-
-def _dgrad(dy: FloatArray, w: FloatArray, g: ConvGeometry) -> FloatArray:
-    pixels, filters = _pixels(_by_group(dy, g)), _filters(w, g)
-    padded = _padded(np.zeros(g.x_shape), g)
-    for r, s, rows, columns in _taps(g):
-        met = padded[:, :, rows, columns]
-        met += _product(pixels, filters[:, :, r, s]).reshape(met.shape)
+def _sums(op: str, a: FloatArray, b: FloatArray, g: ConvGeometry) -> FloatArray:
+    """The convolution: a product for each group of channels and each tap of the filter."""
+    x, w, y = as_images(op, a, b, np.zeros(result_shape(op, g)))
+    padded = np.pad(_by_group(x, g), ((0, 0), (0, 0), *g.padding, (0, 0)))
+    filters = w.reshape(g.groups, g.k // g.groups, g.r, g.s, g.c // g.groups)
+    of_y = _by_group(y, g)
+    pixels = _pixels(of_y)
+    for r, s in np.ndindex(g.r, g.s):
+        tap = filters[:, :, r, s]
+        # The pixels of x that the tap meets: as many as y has.
+        met = padded[:, :, r * g.dilation[0] :: g.stride[0], s * g.dilation[1] :: g.stride[1]][:, :, : g.p, : g.q]
+        if op == FPROP:
+            pixels += _product(_pixels(met), tap.swapaxes(1, 2))
+        elif op == DGRAD:
+            met += _product(pixels, tap).reshape(met.shape)
+        else:
+            tap[...] = pixels.swapaxes(1, 2) @ _pixels(met)
+    if op == WGRAD:
+        return w
     (top, _), (left, _) = g.padding
-    return np.moveaxis(padded[:, :, top : top + g.h, left : left + g.w], 0, -2).reshape(g.x_shape)
-
-
-def _wgrad(dy: FloatArray, x: FloatArray, g: ConvGeometry) -> FloatArray:
-    padded, pixels = _padded(x, g), _pixels(_by_group(dy, g)).swapaxes(1, 2)
-    dw = np.empty(g.w_shape)
-    filters = _filters(dw, g)
-    for r, s, rows, columns in _taps(g):
-        filters[:, :, r, s] = pixels @ _pixels(padded[:, :, rows, columns])
-    return dw
+    of_x = padded[:, :, top : top + g.h, left : left + g.w]
+    return np.moveaxis(pixels.reshape(of_y.shape) if op == FPROP else of_x, 0, -2).reshape(result_shape(op, g))
 
 
 def _product(pixels: FloatArray, tap: FloatArray) -> FloatArray:
@@ -185,30 +168,6 @@ def _by_group(images: FloatArray, g: ConvGeometry) -> FloatArray:
     return np.moveaxis(images.reshape(*pixels, g.groups, channels // g.groups), -2, 0)
 
 
-def _padded(x: FloatArray, g: ConvGeometry) -> FloatArray:
-    return np.pad(_by_group(x, g), ((0, 0), (0, 0), *g.padding, (0, 0)))
-
-
 def _pixels(images: FloatArray) -> FloatArray:
     """Images by group as matrices: (groups, pixels, channels of a group)."""
     return images.reshape(images.shape[0], -1, images.shape[-1])
-
-
-def _filters(w: FloatArray, g: ConvGeometry) -> FloatArray:
-    """A view of filters by group: (groups, k / groups, r, s, c / groups)."""
-    return w.reshape(g.groups, g.k // g.groups, g.r, g.s, g.c // g.groups)
-
-
-def _taps(g: ConvGeometry) -> Iterator[tuple[int, int, slice, slice]]:
-    """For each tap of the filter, the rows and columns of padded x that it meets: as many as y has."""
-    for r in range(g.r):
-        top = r * g.dilation[0]
-        rows = slice(top, top + (g.p - 1) * g.stride[0] + 1, g.stride[0])
-        for s in range(g.s):
-            left = s * g.dilation[1]
-            yield r, s, rows, slice(left, left + (g.q - 1) * g.stride[1] + 1, g.stride[1])
-
-
-_SUMS: dict[str, Callable[[FloatArray, FloatArray, ConvGeometry], FloatArray]] = {
-    FPROP: _fprop, DGRAD: _dgrad, WGRAD: _wgrad
-}  # fmt: skip

@@ -10,8 +10,8 @@ import numpy as np
 from ... import _core
 from ...arrays import operands
 from ...arrays.frameworks import namespaces
-from ...arrays.numerics import AnyArray, math_mode
-from ...arrays.operands import check_devices, check_out, result_dtype, views_of
+from ...arrays.numerics import AnyArray
+from ...arrays.operands import check_devices, views_of
 from ...checks import NUMBERS, shown
 from ...errors import InvalidOperandError, UnsupportedError, require
 from ...generator.dtypes import CutlassDtype
@@ -20,12 +20,11 @@ from ...generator.epilogue.lower import GATED, GATED_SCALED, epilogue_id
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import FP8_TYPES, HALF_TYPES, gemm_types
 from ...pipeline import reduction
-from ...pipeline.call import Call, Result, stored
+from ...pipeline.call import Call, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan
 from ...pipeline.problem import GemmProblem, MatrixSpec, broadcast_batches
-from ..gemm.plans import make
-from ..gemm.scaled import NO_SCALES, PER_PAIR, Scales, check_single, problem_of, scales_of
+from ..gemm.plans import NO_SCALES, PER_PAIR, Scales, check_single, make, problem_of, scales_of
 from ..product import Product
 
 OP = "gated_gemm"
@@ -184,15 +183,10 @@ def _parse(call: Call) -> _GatedGemm:
         raise InvalidOperandError(f"a has shape {a} and b {b}; expected (..., M, K) and (..., K, 2 F)")
     shape = (*broadcast_batches(a[:-2], b[:-2]), a[-2], b[-1] // 2)
     dtype, other = (operands.dtype_of(views[name], name) for name in "ab")
-    result = result_dtype(views, options.out_dtype, dtype)
     check(dtype, options.activation)
-    math = math_mode(dtype, None, fast_accum=options.fast_accum)
-    require(gemm_types(dtype, other, result, math, tree=True))
-    out = views.pop("out", None)
-    if out is not None:
-        check_out({**views, "out": out}, ("a", "b"))
-        if out.shape != shape:
-            raise InvalidOperandError(f"out has shape {out.shape}; the result has {shape}")
+    if "out" in views and views["out"].shape != shape:
+        raise InvalidOperandError(f"out has shape {views['out'].shape}; the result has {shape}")
     check_single(views)
-    results = {RESULT: Result(shape, result.dlpack, call.out, out)}
-    return _GatedGemm(call=call, inputs=views, results=results, result=result, math=math)
+    parsed = _GatedGemm.of(call, views, shape, dtype)
+    require(gemm_types(dtype, other, parsed.result, parsed.math, tree=True))
+    return parsed

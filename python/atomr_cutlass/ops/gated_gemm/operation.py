@@ -14,7 +14,7 @@ from ...pipeline.operation import NO_CHECK, Arrays
 from ...pipeline.problem import GemmProblem
 from ...pipeline.request import GemmEpilogue, Option
 from ..gemm.operation import GemmLayout, GemmOperation, GemmRequest
-from ..gemm.scaled import PER_PAIR, Scales
+from ..gemm.plans import PER_PAIR, Scales
 from .function import OP, check, gated
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class GatedGemmOperation(GemmOperation):
     name = OP
     request_type = GatedGemmRequest
     message = "GatedGemm"
+    optional = ()
     refuses = MappingProxyType(NO_CHECK | REFUSES)
     options = (
         *_OWN,

@@ -11,8 +11,7 @@ from ...generator.epilogue.common import bias_and_activation
 from ...generator.epilogue.tree import RESULT
 from ...pipeline.operation import Array, Arrays
 from ...reference.parts import ACTIVATIONS
-from ..gemm import reference as gemm_reference
-from ..gemm.probe import GemmProbe
+from ..gemm.reference import GemmProbe, absolute_product
 
 
 def gate(product: AnyArray, activation: str, scale_d: float, dtype: CutlassDtype) -> AnyArray:
@@ -32,7 +31,7 @@ class GatedGemmProbe(GemmProbe):
 
     def magnitudes(self, part: Arrays) -> Array:
         acc, factor = self.product(part, CutlassDtype.F64), self.limits(self.request.math).atol_factor
-        error = factor * gemm_reference.absolute_product(*self._operands(part), **self._scaled(part))
+        error = factor * absolute_product(*self._operands(part), **self._scaled(part))
         (columns, other), (of_columns, of_other) = ((array[..., 0::2], array[..., 1::2]) for array in (acc, error))
         tree = bias_and_activation(None, self.request.epilogue.activation)
         value = reference.evaluate(tree, columns, {}, out_dtype=CutlassDtype.F64)[RESULT]

@@ -11,21 +11,20 @@ import numpy as np
 
 from ... import _core
 from ...arrays import fp4, operands
-from ...arrays.numerics import AnyArray, math_mode
-from ...arrays.operands import CUDA, check_devices, check_out, result_dtype, views_of
+from ...arrays.numerics import AnyArray
+from ...arrays.operands import CUDA, check_devices, views_of
 from ...checks import NUMBERS
 from ...errors import InvalidOperandError, UnsupportedError, require
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
 from ...generator.rules import FP8_TYPES, accumulator, gemm_types
 from ...pipeline import devices, reduction
-from ...pipeline.call import Call, Result, stored
+from ...pipeline.call import Call, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan
 from ...pipeline.problem import broadcast_batches, broadcasts_to
 from ..product import Product
-from .plans import make
-from .scaled import SCALES, check_single, problem_of, scales_of
+from .plans import SCALES, check_single, make, problem_of, scales_of
 
 _PRODUCT = ("a", "b", "scale_a", "scale_b", "scale_d")
 """Names that operands of an epilogue cannot have."""
@@ -144,9 +143,8 @@ class _Gemm(Product):
         if alpha == 0 and not follows and self.dtypes[0] is not fp4.FP4:
             # BLAS: A and B are not read, and so neither are their scales.
             own = {name: view for name, view in own.items() if name not in SCALES}
-        fusion = None if self.epilogue is None else self.epilogue.fusion(views)
-        how: dict[str, Any] = {"alpha": alpha, "beta": beta, "of_call": True, **self.call.planning}
-        return make(problem, scales_of(problem, own), fusion, like=like, stream=stream, **how)
+        how = self.call.planning | {"alpha": alpha, "beta": beta, "of_call": True}
+        return make(problem, scales_of(problem, own), self.fusion(views), like=like, stream=stream, **how)
 
     def uploaded(self) -> dict[str, _core.Operand]:
         columns = self.dtypes[0].bits <= 8  # kernels want B contiguous along K
@@ -163,19 +161,11 @@ class _Gemm(Product):
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
         from . import reference as gemm_reference  # which no GPU call needs
 
-        options = self.call.options
         if self.dtypes[0] is fp4.FP4 and self.on_gpu:
             host = fp4.plain_forms(host)
-        scale_a, scale_b, scale_d = (host.get(name, self.call.arrays[name]) for name in SCALES[:3])
-        scale_d = None if scale_d is None else float(np.asarray(scale_d).reshape(()))
-        how: dict[str, Any] = {"alpha": options.alpha, "beta": options.beta, "math": self.math}
-        how |= {"scale_a": scale_a, "scale_b": scale_b}
-        product = host["a"], host["b"], host.get("c") if "c" in self.own else None
-        if "amax" not in self.own:  # else it is an epilogue's, or not wanted
-            return self.evaluated(host, functools.partial(gemm_reference.gemm, *product, **how), scale_d=scale_d)
-        how |= {"bias": host.get("bias"), "activation": options.activation, "out_dtype": self.result}
-        computed, amax = gemm_reference.gemm_with_amax(*product, **how, scale_d=scale_d)
-        return {"amax": amax, RESULT: computed}
+        c = host["c"] if "c" in self.own else None
+        amax: dict[str, Any] = {"amax": np.zeros(1, np.float32)} if "amax" in self.own else {}
+        return amax | self.evaluated(host, functools.partial(gemm_reference.gemm, host["a"], host["b"], c, **amax))
 
 
 def _parse(call: Call) -> _Gemm:
@@ -193,23 +183,9 @@ def _parse(call: Call) -> _Gemm:
     views = fp4.host_views(views)
     dtypes = _element_types(views)
     shape = _result_shape(views)
-    if "out" in views:
-        check_out(views, ("a", "b", "c", "bias"))
-    math = math_mode(dtypes[0], options.precision, fast_accum=options.fast_accum)
-    result = result_dtype(views, options.out_dtype, dtypes[0], fused=call.follows)
     check_single(views)
-    results = {RESULT: Result(shape, result.dlpack, call.out, views.get(RESULT))}
-    if "amax" in views:
-        results = {"amax": Result(views["amax"].shape, views["amax"].dtype, arrays["amax"], views["amax"])} | results
-    parsed = _Gemm(
-        call=call,
-        inputs={name: view for name, view in views.items() if name not in results},
-        results=results,
-        result=result,
-        math=math,
-        dtypes=dtypes,
-        own={name: view for name, view in views.items() if name not in (RESULT, "bias")},
-    )
+    own = {name: view for name, view in views.items() if name not in (RESULT, "bias")}
+    parsed = _Gemm.of(call, views, shape, dtypes[0], dtypes=dtypes, own=own)
     if not call.binds:
         return parsed
     from ...epilogue import bind  # trees and the tracer
@@ -217,7 +193,7 @@ def _parse(call: Call) -> _Gemm:
 
     bind.refuse_scale_d(arrays["scale_d"])
     acc = accumulator(dtypes[0])
-    bound = bind.bind(call, MatrixResult(shape), views, taken=_PRODUCT, out_dtype=result, acc=acc)
+    bound = bind.bind(call, MatrixResult(shape), views, taken=_PRODUCT, out_dtype=parsed.result, acc=acc)
     return parsed.followed_by(bound)
 
 

@@ -121,9 +121,9 @@ def add_divided(
 def with_copies(found: Iterable[GemmFormulation], device: Device) -> list[GemmFormulation]:
     """The formulations, and at the end those in which one operand is copied before, into its other layout."""
     found = list(found)
-    if device.capability != (9, 0):
-        return found
-    return found + [copied for formulation in found for copied in _copied(formulation)]
+    if device.capability == (9, 0):
+        found += [copied for formulation in found for copied in _copied(formulation)]
+    return found
 
 
 def _copied(formulation: GemmFormulation) -> Iterator[GemmFormulation]:

@@ -32,9 +32,6 @@ GemmCandidate: TypeAlias = "Candidate[GemmFormulation]"
 
 STREAM_K_SLICES = (1, 2, 4, 8)
 
-_OUTER = str.maketrans("ab", "MN")
-"""The extent of an operand beside K."""
-
 _ROWS = 16
 """Rows that a problem of one row is given to settle its reduction: any vector access of a column fits."""
 
@@ -131,12 +128,10 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         extents = candidate.formulation.extents
         of_model = (1,) if self.batch_invariant else estimate.slices(candidate.key, extents, self.device)
         slices = STREAM_K_SLICES if stream_k else of_model
+        made = super().launches(candidate)
         if candidate.key.mainloop == FEW:
-            shares = gemm_few_sm90.shares(candidate.key)
-            told = itertools.product(shares, self.widths(candidate))
+            told = itertools.product(gemm_few_sm90.shares(candidate.key), self.widths(candidate))
             made = (dataclasses.replace(candidate, swizzle=share, width=width) for share, width in told)
-        else:
-            made = super().launches(candidate)
         return (dataclasses.replace(launch, split_k=count) for launch in made for count in slices)
 
     def widths(self, candidate: GemmCandidate) -> Sequence[int]:
@@ -202,7 +197,7 @@ class GemmSearch(ProductSearch):
         copied = formulation.copied
         if copied is not None:
             *_, along_k = helpers.read_copy(formulation, copied)
-            along = "K" if along_k else copied.operand.translate(_OUTER)
+            along = "K" if along_k else {"a": "M", "b": "N"}[copied.operand]
             notes.append(f"{copied.operand} is copied first, contiguous along {along}")
         return "; ".join(notes)
 
@@ -225,7 +220,7 @@ class GemmSearch(ProductSearch):
         wanted = self.nearest(target)
         if wanted is None:
             of_fp4 = fp4.refusal(problem, possible, target) if problem.a.dtype is fp4.FP4 else ""
-            gates = not lower.is_gated(problem.epilogue) or cells_of(OP, target, problem)
+            gates = not lower.is_gated(problem.epilogue) or cells_of(self.op, target, problem)
             reason = (
                 ("" if gates else NOT_GATED.reason)
                 or of_fp4
@@ -245,7 +240,7 @@ class GemmSearch(ProductSearch):
         problem = self.problem if best is None else best.formulation.problem
         group = next((variants for variants in self.formulations if variants and variants[0].problem == problem), ())
         of_tree = bool(lower.split(problem.epilogue)[1])
-        keys = ((DEFAULT, key) for key in cells_of(OP, arch, problem)) if of_tree else cells([arch])
+        keys = ((DEFAULT, key) for key in cells_of(self.op, arch, problem)) if of_tree else cells([arch])
         found = [
             (
                 max(tier, DEFAULT),

@@ -43,8 +43,7 @@ from ...pipeline.request import (
 )
 from ..quantize.reference import VECTOR, swizzled_size
 from .kernels import GemmCandidate, GemmSearch
-from .plans import make, search_for
-from .scaled import NO_SCALES, SCALES, Scale, Scales, result_of, scale_shapes
+from .plans import SCALES, Scale, Scales, make, result_of, scale_shapes, search_for
 
 if TYPE_CHECKING:
     from ...pipeline.probe import Probe
@@ -227,12 +226,6 @@ class GemmRequest(Request):
         return search_for(problem, scales, fusion, device, self.arch, batch_invariant=invariant)
 
 
-def refuse_columns(layout: GemmLayout) -> None:
-    """Refuses to allocate a column-major result."""
-    if layout is not GemmLayout.ROW_MAJOR:
-        raise InvalidOperandError("out is needed: results are allocated row-major, and layout_c is COL_MAJOR")
-
-
 MATRIX_LAYOUT = Option(
     "layout", "Layouts of A, B and D: r (row-major) or c (column-major) each; empty: rrr, for 8 bits and less rcr."
 )
@@ -256,13 +249,13 @@ def layouts_from(options: RequestOptions) -> dict[str, Any]:
 def fields_from(options: RequestOptions) -> dict[str, Any]:
     """The fields of a request that every operation's have."""
     epilogue = GemmEpilogue(
-        alpha=options.number("alpha", 1.0),
-        beta=options.number("beta", 0.0),
+        alpha=float(options.values.get("alpha", 1.0)),
+        beta=float(options.values.get("beta", 0.0)),
         bias=options.flag("bias"),
         activation=options.given("activation"),
     )
-    out_dtype = options.element_type("out_dtype")
-    return {"dtype": options.dtype, "arch": options.arch, "epilogue": epilogue, "out_dtype": out_dtype}
+    arch, out_dtype = options.parsed("arch", SmArch.parse), options.parsed("out_dtype", CutlassDtype.parse)
+    return {"dtype": options.dtype, "arch": arch, "epilogue": epilogue, "out_dtype": out_dtype}
 
 
 def sample_shape(key: KernelKey) -> GemmShape:
@@ -309,17 +302,12 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         slots += [_scale(name, scale) for name, scale in zip(SCALES, scales, strict=True) if scale is not None]
         return (*slots, *epilogue_slots(request.fusion()), OperandSlot("out", (result_of(problem),), written=True))
 
-    def optional_names(self, request: GemmRequest) -> tuple[str, ...]:
-        names = ("a", "b", "c", *(SCALES if request.scales() != NO_SCALES else ()))
-        return tuple(name for name in names if name not in self.refuses)
-
     def request(self, options: RequestOptions) -> GemmRequest:
-        batch = options.given("batch")
         return self.request_type(
-            GemmShape(options.size("m"), options.size("n"), options.size("k"), 1 if batch is None else batch),
+            GemmShape(options.size("m"), options.size("n"), options.size("k"), options.given("batch") or 1),
             **fields_from(options),
             **layouts_from(options),
-            dtype_b=options.element_type("dtype_b"),
+            dtype_b=options.parsed("dtype_b", CutlassDtype.parse),
             precision=options.given("precision"),
             fast_accum=options.flag("fast_accum"),
             scaling=options.given("scaling"),
@@ -332,23 +320,12 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         return make(request.problem(device), request.scales(), request.fusion(), **options)
 
     def write_empty(self, request: GemmRequest, arrays: Mapping[str, Any], stream: int) -> None:
-        if request.tree is not None:
-            from ...epilogue.bind import reduce_nothing  # which loads the tracer
-
-            reduce_nothing(request.tree.outputs, dict(arrays), stream)
+        super().write_empty(request, arrays, stream)
         if "amax" in arrays:
             operands.clear_async(arrays["amax"], stream)
 
-    def result_layout(self, request: GemmRequest) -> str:
-        refuse_columns(request.layout_c)
-        return super().result_layout(request)
-
-    def search(self, request: GemmRequest, device: Device) -> GemmSearch | None:
-        empty = 0 in (request.shape.m, request.shape.n, request.shape.batch)
-        return None if empty else request.search(device)
-
     def random_arrays(self, request: GemmRequest, generator: np.random.Generator) -> Arrays:
-        from .probe import random_fp4
+        from .reference import random_fp4
 
         arrays = super().random_arrays(request, generator)
         return arrays | (random_fp4(generator, request) if request.operand_dtype is fp4.FP4 else {})
@@ -364,7 +341,7 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         return request, select.candidate_of(GemmSearch(followed(request, epilogue, device), device), key)
 
     def probe(self, request: GemmRequest, arrays: Arrays) -> Probe[GemmRequest]:
-        from .probe import GemmProbe
+        from .reference import GemmProbe
 
         return GemmProbe(request, arrays)
 

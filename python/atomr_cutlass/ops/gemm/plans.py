@@ -1,22 +1,26 @@
-"""Plans of GEMM: plain, with scales on the device, with an epilogue tree, with a gate."""
+"""GEMM from its arrays to a plan: the problem, scales on the device, what an epilogue tree or a gate makes of these."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
 import operator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from ...arrays import fp4
+from ... import _core
+from ...arrays import fp4, operands
 from ...arrays.operands import BYTE
+from ...epilogue import bound as fused
 from ...epilogue.bound import FusedOperands, Fusion
-from ...errors import UnsupportedError
+from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.archs import SmArch
-from ...generator.dtypes import CutlassDtype
+from ...generator.dtypes import CutlassDtype, ScaleType
 from ...generator.epilogue.lower import LINEAR, is_gated
 from ...generator.key import ROW, KernelKey
+from ...generator.rules import FP8_TYPES
 from ...pipeline import devices, reduction
 from ...pipeline.devices import Device
 from ...pipeline.plan import ALWAYS, NO_PRODUCT, PRODUCT, Address, Plan, Steps, moved, settled
@@ -30,13 +34,170 @@ from ...pipeline.problem import (
     over_batches,
     round_up,
 )
+from ..quantize.reference import BLOCK, VECTOR
 from . import helpers
 from .kernels import GemmCandidate, GemmSearch, nonempty, product_args
-from .scaled import NO_SCALES, PER_PAIR, SCALES, Scale, Scales, result_of, rewritten
 
 A_SETTLED, B_SETTLED = 1, 2  # kernel_abi.h
 
 _ONE_BATCH = dict.fromkeys(("batch_stride_a", "batch_stride_b", "batch_stride_c", "batch_stride_d"), 0)
+
+PER_PAIR = 2
+"""Columns of a gated product that make one of D."""
+
+SCALES = ("scale_a", "scale_b", "scale_d", "amax")
+"""Scale arrays in the order in which plans take them."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The layout of a scale array.
+
+    Attributes:
+        form: `tensor` (one number), `vector` (one for each row of A, or column of B), `block`, or fp4's `swizzled`:
+            those of a matrix one after the other, (..., count).
+        dtype: DLPack's (type code, bits).
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    form: str
+    dtype: tuple[int, int] = CutlassDtype.F32.dlpack
+
+    @property
+    def alignment(self) -> int:
+        """Bytes that its address must be a multiple of."""
+        return fp4.SCALE_ALIGNMENT if self.form == "swizzled" else 4
+
+
+class Scales(NamedTuple):
+    """The scales of a GEMM that are arrays, in the order of SCALES; None where there is none."""
+
+    a: Scale | None = None
+    b: Scale | None = None
+    d: Scale | None = None
+    amax: Scale | None = None
+
+    @property
+    def form(self) -> str:
+        """That of the scales of A: of B they are `block` (in float32) or `swizzled` (of fp4) where these are."""
+        return "" if self.a is None else self.a.form
+
+
+NO_SCALES = Scales()
+
+
+def problem_of(views: dict[str, _core.Operand], math: str) -> GemmProblem:
+    """The problem of GPU arrays by name, `out` among them."""
+
+    def spec(name: str) -> MatrixSpec:
+        view = views[name]
+        if name in fp4.ALONG and fp4.element_type(view, name) is fp4.FP4:
+            return fp4.logical(view, name)
+        return MatrixSpec.of(view, name)
+
+    c = spec("c") if "c" in views else None
+    return GemmProblem(a=spec("a"), b=spec("b"), c=c, d=spec("out"), math=math, device=views["a"].device)
+
+
+def scales_of(problem: GemmProblem, views: dict[str, _core.Operand]) -> Scales:
+    """The layouts of the scales that are arrays; others than kernels take are refused."""
+    given = sorted(set(views) & set(SCALES))
+    if not given:
+        return NO_SCALES
+    if problem.a.dtype is fp4.FP4:
+        vector = VECTOR[fp4.kind_of(views)]
+        for name, rows in (("scale_a", problem.m), ("scale_b", problem.n)):
+            fp4.check_swizzled(views[name], name, rows, -(-problem.k // vector))
+        sides = (views["scale_a"], views["scale_b"])
+        return Scales(*(Scale(view.shape, view.strides, "swizzled", view.dtype) for view in sides))
+    if problem.a.dtype not in FP8_TYPES:
+        raise UnsupportedError(
+            f"{', '.join(given)}: only fp8 kernels take arrays; give numbers, or fold them into alpha"
+        )
+    for name in given:
+        _check_float32(views[name], name)
+    forms = (*scale_forms(problem, views.get("scale_a"), views.get("scale_b")), "tensor", "tensor")
+    pairs = zip(map(views.get, SCALES), forms, strict=True)
+    return Scales(*(None if view is None else Scale(view.shape, view.strides, form) for view, form in pairs))
+
+
+def check_single(views: dict[str, _core.Operand]) -> None:
+    """Refuses scale_d and amax that are not one float32."""
+    for name in ("scale_d", "amax"):
+        if name in views:
+            _check_float32(views[name], name)
+            if math.prod(views[name].shape) != 1:
+                raise InvalidOperandError(f"{name} has shape {views[name].shape}; expected one element")
+
+
+def _check_float32(view: _core.Operand, name: str) -> None:
+    dtype = operands.dtype_of(view, name)
+    if dtype is not CutlassDtype.F32:
+        raise InvalidOperandError(f"{name} is {dtype.value}; expected float32")
+
+
+def scale_shapes(m: int, n: int, k: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The extents of scale_a and scale_b in float32 by their form."""
+    k_blocks, n_blocks = -(-k // BLOCK), -(-n // BLOCK)
+    return {"tensor": ((1,), (1,)), "vector": ((m, 1), (1, n)), "block": ((m, k_blocks), (k_blocks, n_blocks))}
+
+
+def scale_forms(problem: GemmProblem, a: _core.Operand | None, b: _core.Operand | None) -> tuple[str, str]:
+    """The forms of arrays as scale_a and scale_b: `tensor`, `vector` or, for both or neither, `block`."""
+    shapes = scale_shapes(problem.m, problem.n, problem.k)
+    given = tuple(() if view is None else view.shape for view in (a, b))
+    found = []
+    for name, shape, vector, block in zip(SCALES, given, shapes["vector"], shapes["block"], strict=False):
+        if math.prod(shape) == 1:
+            found.append("tensor")
+        elif shape[-2:] not in (vector, block):
+            raise InvalidOperandError(
+                f"{name} has shape {shape}; expected one element, {vector} or, for blocks of {BLOCK}, {block}"
+            )
+        else:
+            found.append("vector" if shape[-2:] == vector else "block")
+    if "block" not in found:
+        return found[0], found[1]
+    # One block of K: a column of scales of A serves as either.
+    if tuple(shape[-2:] for shape in given) != shapes["block"]:
+        raise InvalidOperandError(
+            f"scale_a has shape {given[0][-2:]} and scale_b {given[1][-2:]}; block scales are {shapes['block'][0]} and "
+            f"{shapes['block'][1]}, both or neither"
+        )
+    return "block", "block"
+
+
+def with_scales(problem: GemmProblem, scales: Scales) -> GemmProblem:
+    """The problem with the epilogue or the block scales that these scales need."""
+    if scales == NO_SCALES or is_gated(problem.epilogue):
+        return problem
+    if scales.a is not None and scales.form == "swizzled":
+        kind = fp4.scale_type(scales.a.dtype, "scale_a")
+        shared = (1, 1, VECTOR[kind])
+        return dataclasses.replace(problem, epilogue="lc", scale_granularity=shared, scale_type=kind.value)
+    quantized = scales.d is not None or scales.amax is not None
+    if scales.form != "block":
+        return dataclasses.replace(problem, epilogue="scaled", quantized=quantized)
+    epilogue = "scaled" if quantized else "lc"
+    return dataclasses.replace(
+        problem, epilogue=epilogue, scale_granularity=(1, BLOCK, BLOCK), scale_type=ScaleType.F32.value
+    )
+
+
+def result_of(problem: GemmProblem) -> MatrixSpec:
+    """D in memory, which with a gated epilogue is half as wide as the product, with half the strides."""
+    d = problem.d
+    if not is_gated(problem.epilogue):
+        return d
+    strides = (*(stride // PER_PAIR for stride in d.strides[:-1]), 1)
+    return dataclasses.replace(d, shape=(*d.shape[:-1], d.shape[-1] // PER_PAIR), strides=strides)
+
+
+def rewritten(problem: GemmProblem, scales: Scales = NO_SCALES, fusion: Fusion | None = None) -> list[GemmProblem]:
+    """The formulations of the problem with scales and a tree, preferred ones first."""
+    scaled = with_scales(problem, scales)
+    return [scaled] if fusion is None else fused.problem_of(scaled, fusion, scaled.epilogue)
 
 
 def make(problem: GemmProblem, scales: Scales = NO_SCALES, fusion: Fusion | None = None, **options: Any) -> Plan:
@@ -100,10 +261,6 @@ def from_candidate(
             return steps.matrix(name, spec, align)
         return steps.slot(name, *fp4.packed(spec, name), BYTE, alignment=align * spec.dtype.bits // 8)
 
-    def scale(name: str, spec: Scale) -> Address:
-        role = "output" if name == "amax" else "input"
-        return steps.slot(name, spec.shape, spec.strides, spec.dtype, alignment=spec.alignment, role=role)
-
     align_a, align_b, align_d = helpers.alignments(candidate, problem.d.dtype)
     a, b = operand("a", problem.a, align_a), operand("b", problem.b, align_b)
     c: Address | None = None
@@ -111,7 +268,12 @@ def from_candidate(
         c = steps.matrix("c", problem.c or problem.d, align_d, "optional source")
     elif problem.c is not None:
         c = steps.matrix("c", problem.c, align_d, "source")
-    factors = {name: scale(name, spec) for name, spec in zip(SCALES, scales, strict=True) if spec is not None}
+    factors = {}
+    for name, spec in zip(SCALES, scales, strict=True):
+        if spec is not None:
+            role = "output" if name == "amax" else "input"
+            place = steps.slot(name, spec.shape, spec.strides, spec.dtype, alignment=spec.alignment, role=role)
+            factors[name] = place
     others = FusedOperands(steps, fusion, epilogue, key, clear_masks=clears_masks(key))
     c = others.source or c
     out = steps.matrix("out", result_of(formulation.problem), align_d, "output")
@@ -127,23 +289,24 @@ def from_candidate(
         common |= {name: common[name] // narrower for name in ("ldd", "batch_stride_d")}
     common |= {"alpha": "alpha", "beta": "beta", "scale_d": factors.get("scale_d"), "amax": factors.get("amax")}
     products: list[dict[str, Any]] = []
-    for launch in _launches(scales, formulation, helpers.GRID_BATCHES if key.generation == "sm80" else None):
-        at_a, at_b, at_c, at_d, *at_operands = launch.offsets
+    most = helpers.GRID_BATCHES if key.generation == "sm80" else None
+    for count, offsets, at_scale_a, at_scale_b in _launches(scales, formulation, most):
+        at_a, at_b, at_c, at_d, *at_operands = offsets
         args = common | {
-            "batch": launch.count,
+            "batch": count,
             "c": c and moved(c, at_c, problem.d.dtype),
             "d": moved(out, at_d // narrower, problem.d.dtype),
         }
         strides = formulation.batches.strides[4:]
-        if launch.count == 1:
+        if count == 1:
             args, strides = args | _ONE_BATCH, (0,) * len(strides)
         args |= others.args(strides, tuple(at_operands), swapped=formulation.swapped)
         products.append(args)
         if problem.k == 0:
             continue
-        read = read_by(moved(a, at_a, problem.a.dtype), moved(b, at_b, problem.b.dtype), launch.count)
-        side_a = read[0], factors.get("scale_a"), launch.scale_a, scales.a
-        side_b = read[1], factors.get("scale_b"), launch.scale_b, scales.b
+        read = read_by(moved(a, at_a, problem.a.dtype), moved(b, at_b, problem.b.dtype), count)
+        side_a = read[0], factors.get("scale_a"), at_scale_a, scales.a
+        side_b = read[1], factors.get("scale_b"), at_scale_b, scales.b
         first, second = (side_b, side_a) if formulation.swapped else (side_a, side_b)
         args = _operand_args("a", *first) | _operand_args("b", *second) | args
         if formulation.divided:
@@ -196,18 +359,13 @@ def _null_product(candidate: GemmCandidate) -> tuple[dict[str, Any], int]:
     return args, elements * key.a.bits // 8
 
 
-@dataclass(frozen=True)
-class _Launch:
-    """How many batches a launch takes, and where in elements: of A, B, C, D, then a tree's operands, and of scales."""
+def _launches(
+    scales: Scales, formulation: GemmFormulation, most: int | None
+) -> list[tuple[int, tuple[int, ...], int, int]]:
+    """Launches of up to `most` batches where these share their scales, else one for each batch.
 
-    count: int
-    offsets: tuple[int, ...]
-    scale_a: int = 0
-    scale_b: int = 0
-
-
-def _launches(scales: Scales, formulation: GemmFormulation, most: int | None) -> list[_Launch]:
-    """Launches of up to `most` batches where these share their scales, else one for each batch."""
+    How many batches one takes, and where in elements: of A, B, C, D and a tree's operands, of A's scales, and of B's.
+    """
     problem, batches = formulation.problem, formulation.batches
     outer = problem.d.shape[:-2]
     own = any(scale is not None and math.prod(_as_matrices(scale).shape[:-2]) > 1 for scale in (scales.a, scales.b))
@@ -216,10 +374,7 @@ def _launches(scales: Scales, formulation: GemmFormulation, most: int | None) ->
         count = batches.count
         most = count if most is None else min(most, count)
         return [
-            _Launch(
-                min(most, count - start),
-                tuple(offset + start * stride for offset, stride in zip(offsets, batches.strides, strict=True)),
-            )
+            (min(most, count - start), tuple(map(operator.add, offsets, (start * s for s in batches.strides))), 0, 0)
             for offsets in batches.offsets
             for start in (most * number for number in range(-(-count // most)))
         ]
@@ -227,13 +382,14 @@ def _launches(scales: Scales, formulation: GemmFormulation, most: int | None) ->
         raise UnsupportedError(f"{math.prod(outer)} batches with scales of their own; at most {MAX_OUTER} are launched")
     steps = [spec.strides[:-2] for spec in over_batches(problem)]
     for name, scale in (("scale_a", scales.a), ("scale_b", scales.b)):
-        varies = scale is not None and math.prod(scale.shape) > 1
-        spec = _as_matrices(scale) if scale is not None and varies else None
-        steps.append((0,) * len(outer) if spec is None else broadcast_to(spec, outer, name).strides[:-2])
+        if scale is None or math.prod(scale.shape) == 1:
+            steps.append((0,) * len(outer))
+        else:
+            steps.append(broadcast_to(_as_matrices(scale), outer, name).strides[:-2])
     found = []
     for index in itertools.product(*map(range, outer)):
         *offsets, scale_a, scale_b = (sum(map(operator.mul, index, strides)) for strides in steps)
-        found.append(_Launch(1, tuple(offsets), scale_a, scale_b))
+        found.append((1, tuple(offsets), scale_a, scale_b))
     return found
 
 

@@ -1,25 +1,31 @@
-"""GEMM, and the magnitudes that its rounding errors are measured against."""
+"""GEMM, the magnitudes that its rounding errors are measured against, and random products that are checked with it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ... import reference
+from ...arrays import fp4, numerics
 from ...arrays.numerics import INTEGER_DTYPES, AnyArray, FloatArray, from_numpy_dtype, round_to_tf32, stored, to_float64
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.tree import COLUMN, MASK, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree
+from ...pipeline.operation import Array, Arrays
+from ...pipeline.probe import Check, Probe, slices
 from ...reference import parts
 from ...reference.parts import OperandScale, Scale, read_scales, scaled_product
+from ..quantize import reference as quantization
+from ..quantize.reference import BLOCK, VECTOR
 
+if TYPE_CHECKING:
+    from .operation import GemmRequest
 
-class GemmResult(NamedTuple):
-    """A result as `gemm` returns it, and the largest magnitude in it, of shape (1,)."""
-
-    d: AnyArray
-    amax: npt.NDArray[np.float32]
+_SMALL = 2**25
+"""Products of a GEMM with a tree that is compared as a whole, so that differences are told by their places in it."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +34,10 @@ class GemmTerms:
 
     Attributes:
         bias: (N,), added to every row.
-        scale_a: multiplies. A number, or an array of any floating dtype: one element for everything, (..., M, 1) for
-            each row, or (..., M, ceil(K / 128)) for each 128 elements of a row. For fp4 also, with scale_b of the same
-            dtype, (..., M, K / 16) of e4m3 without signs (nvfp4; its second-level scale goes into alpha), or
-            (..., M, K / 32) of e8m0 (mxfp4).
-        scale_b: one for everything, (..., 1, N) for each column, (..., ceil(K / 128), ceil(N / 128)) for
-            each block of 128 x 128, and for fp4 (..., K / 16, N) or (..., K / 32, N). Batch dimensions of scales
-            broadcast to the result's.
+        scale_a, scale_b: as the function `gemm` takes them, those of fp4 plain; arrays have any floating dtype.
         scale_d: a number, applied after the activation.
+        amax: one element, which receives max |act(...)| over all batches before scale_d, from which the next scale is
+            chosen: 0 of an empty result, and NaN where it has one, as in CUTLASS's reduction. int32 results have none.
         math: `tf32` rounds float32 operands to TF32 first. `default`, `ieee` and `3xtf32` keep them as they are.
     """
 
@@ -46,6 +48,7 @@ class GemmTerms:
     scale_a: Scale | None = None
     scale_b: Scale | None = None
     scale_d: float | None = None
+    amax: AnyArray | None = None
     math: str = "default"
 
 
@@ -69,58 +72,38 @@ def gemm(a: AnyArray, b: AnyArray, c: AnyArray | None = None, *, out_dtype: Cutl
     A and B may have any dtype but int32, C any; TF32 is stored as float32. `terms` are those of `GemmTerms`.
     """
     given = GemmTerms(**terms)
+    if out_dtype is CutlassDtype.I32 and given.amax is not None:
+        raise InvalidOperandError("amax is of floating results; out_dtype is int32")
     if out_dtype is CutlassDtype.I32 and from_numpy_dtype(a.dtype) is CutlassDtype.I8:
         if not (given.scale_a is None and given.scale_b is None and given.scale_d is None):
             raise InvalidOperandError("scales are given; int8 to int32 takes none: ask for a floating out_dtype")
         return _integer_gemm(a, b, c, given)
-    values = _values(a, b, c, given)
+    shape = _result_shape(a, b, c, given)
+    first, second = read_scales(a, b, given.scale_a, given.scale_b)
+    if given.math == "tf32":
+        a, b = round_to_tf32(a), round_to_tf32(b)
     with np.errstate(all="ignore"):
+        product = _product(to_float64(a), to_float64(b), shape, float(given.alpha), first, second)
+        values = parts.add_terms(product, c, float(given.beta), given.bias, given.activation)
+        if given.amax is not None:
+            given.amax[0] = np.abs(values).max(initial=0.0)
         return stored(values, given.scale_d, out_dtype)
-
-
-def gemm_with_amax(
-    a: AnyArray, b: AnyArray, c: AnyArray | None = None, *, out_dtype: CutlassDtype, **terms: Any
-) -> GemmResult:
-    """`gemm`, and amax = max |act(...)| over all batches before scale_d, from which the next scale is chosen.
-
-    A function of its own, so that the result of `gemm` does not depend on a flag. The largest magnitude of an empty
-    result is 0; NaN anywhere makes NaN of it, as in CUTLASS's reduction. int32 results have none.
-    """
-    if out_dtype is CutlassDtype.I32:
-        raise InvalidOperandError("amax is of floating results; out_dtype is int32")
-    given = GemmTerms(**terms)
-    values = _values(a, b, c, given)
-    with np.errstate(all="ignore"):
-        amax = np.abs(values).max(initial=0.0).astype(np.float32).reshape(1)
-        return GemmResult(stored(values, given.scale_d, out_dtype), amax)
 
 
 def absolute_product(a: AnyArray, b: AnyArray, c: AnyArray | None = None, **terms: Any) -> FloatArray:
     """|scale_d| * (|alpha| |scale_a| |scale_b| |A| |B| + |beta| |C| + |bias|), elementwise absolute values.
 
-    The scale against which rounding errors of a product are measured: they are small next to the terms that were
-    summed, not next to a sum that may have cancelled. An activation multiplies it by its largest slope (1.5 covers
-    all of ACTIVATIONS), since errors before it come out that much larger. Arguments are those of `gemm`; the result is
-    float64.
+    Rounding errors of a product are measured against it, in float64: they are small next to the terms that were summed,
+    not next to a sum that may have cancelled. An activation makes them larger, by its slope: at most 1.5.
     """
     given = GemmTerms(**terms)
-    shape = _check_problem(a, b, c, given)
+    shape = _result_shape(a, b, c, given)
     first, second = (scale.absolute() for scale in read_scales(a, b, given.scale_a, given.scale_b))
     with np.errstate(all="ignore"):
         d = _product(np.abs(to_float64(a)), np.abs(to_float64(b)), shape, abs(float(given.alpha)), first, second)
-        d = parts.add_magnitudes(d, c, float(given.beta), given.bias)
+        c, bias = (None if term is None else np.abs(to_float64(term)) for term in (c, given.bias))
+        d = parts.add_terms(d, c, abs(float(given.beta)), bias)
         return d if given.scale_d is None else d * abs(float(given.scale_d))
-
-
-def _values(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms) -> FloatArray:
-    """act(...) before scale_d and rounding, of arguments that are checked here."""
-    shape = _check_problem(a, b, c, terms)
-    first, second = read_scales(a, b, terms.scale_a, terms.scale_b)
-    if terms.math == "tf32":
-        a, b = round_to_tf32(a), round_to_tf32(b)
-    with np.errstate(all="ignore"):
-        product = _product(to_float64(a), to_float64(b), shape, float(terms.alpha), first, second)
-        return parts.add_terms(product, c, float(terms.beta), terms.bias, terms.activation)
 
 
 def _product(
@@ -138,7 +121,6 @@ def _product(
 
 def _integer_gemm(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms) -> AnyArray:
     """int8 x int8 -> int32 modulo 2**32."""
-    _check_problem(a, b, c, terms)
     alpha, beta, bias, activation = terms.alpha, terms.beta, terms.bias, terms.activation
     if activation not in (None, "identity", "relu"):
         raise InvalidOperandError(f"activation is {activation!r}; int8 to int32 takes None, identity or relu")
@@ -160,34 +142,146 @@ def _integer_gemm(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms
     return np.maximum(wrapped, np.int32(0)) if activation == "relu" else wrapped
 
 
-def _check_problem(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms) -> tuple[int, ...]:
-    """Checks everything but the scales; returns the result's shape."""
-    dtypes: list[CutlassDtype] = []
-    for name, operand, expected in (("a", a, "(..., M, K)"), ("b", b, "(..., K, N)")):
-        if operand.ndim < 2:
-            raise InvalidOperandError(f"{name} has shape {operand.shape}; expected {expected}")
-        dtype = parts.element_type(name, operand)
-        if dtype is CutlassDtype.I32:
+def _result_shape(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms) -> tuple[int, ...]:
+    """The result's shape. Refuses what is not refused before: the rest is as kernels have it too."""
+    for name, operand in (("a", a), ("b", b)):
+        if parts.element_type(name, operand) is CutlassDtype.I32:
             raise InvalidOperandError(f"{name} is int32; integer operands are int8")
-        dtypes.append(dtype)
-    if (dtypes[0] in INTEGER_DTYPES) != (dtypes[1] in INTEGER_DTYPES):
-        raise InvalidOperandError(f"a is {a.dtype} and b is {b.dtype}; both must be int8, or neither")
     if a.shape[-1] != b.shape[-2]:
         raise InvalidOperandError(f"a has K = {a.shape[-1]} (shape {a.shape}), b has K = {b.shape[-2]} ({b.shape})")
-    try:
-        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    except ValueError:
-        raise InvalidOperandError(f"batch dimensions of a {a.shape} and b {b.shape} do not broadcast") from None
-    m, n = a.shape[-2], b.shape[-1]
-    shape = (*batch, m, n)
-    if c is None:
-        if terms.beta != 0.0:
-            raise InvalidOperandError(f"beta is {terms.beta}, but c is not given")
-    else:
-        parts.element_type("c", c)
-        if c.shape[-2:] != (m, n) or not parts.broadcasts_to(c.shape, shape):
-            raise InvalidOperandError(f"c has shape {c.shape}; expected {shape} or fewer batch dimensions")
-    parts.check_bias(terms.bias, n)
+    if c is None and terms.beta != 0.0:
+        raise InvalidOperandError(f"beta is {terms.beta}, but c is not given")
+    parts.check_bias(terms.bias, b.shape[-1])
     parts.check_activation(terms.activation)
-    parts.check_math(terms.math, *dtypes)
-    return shape
+    return (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+
+
+def random_fp4(generator: np.random.Generator, request: GemmRequest) -> Arrays:
+    """A, B and their scales in plain forms, as the reference takes them: normally distributed values, quantized."""
+    shape = request.shape
+    batch = () if shape.batch == 1 else (shape.batch,)
+    arrays: Arrays = {}
+    for name, extents in (("a", (shape.m, shape.k)), ("b", (shape.k, shape.n))):
+        wide = generator.standard_normal((*batch, *extents))
+        if request.scaling is None:
+            arrays[name] = numerics.saturating_cast(wide, fp4.FP4)
+            continue
+        quantize = quantization.quantize_nvfp4 if request.scaling == "nvfp4" else quantization.quantize_mxfp4
+        made = quantize(wide, axis=fp4.ALONG[name])
+        arrays |= {name: made.values, f"scale_{name}": made.scale}
+    return arrays
+
+
+class GemmProbe(Probe["GemmRequest"]):
+    """A product, and what follows it."""
+
+    def __init__(self, request: GemmRequest, arrays: Arrays) -> None:
+        super().__init__(request, arrays)
+        self.amax = self.amax_error = 0.0
+
+    @property
+    def depth(self) -> int:
+        return self.request.shape.k
+
+    @property
+    def scale_block(self) -> int:
+        kind = fp4.SCALINGS.get(self.request.scaling or "")
+        return VECTOR[kind] if kind is not None else BLOCK if self.request.scaling == "block" else 0
+
+    @property
+    def has_amax(self) -> bool:
+        """Whether `amax` is the request's; a tree may have an output of that name."""
+        return self.request.quantized and "amax" in self.arrays
+
+    @property
+    def batched(self) -> bool:
+        """Whether parts are batches; else they are rows of D."""
+        return self.arrays["a"].ndim == 3
+
+    def follows(self) -> set[str]:
+        """The arrays that parts are parts of; the others they share."""
+        found = {"a", "out"} | ({"b"} if self.batched else set())
+        found |= {"c"} if self.request.epilogue.beta != 0 else set()
+        if self.request.scaling in (fp4.SCALINGS if self.batched else ("vector", "block", *fp4.SCALINGS)):
+            found |= {"scale_a", "scale_b"} if self.batched else {"scale_a"}
+        if self.tree is not None:
+            kinds = {MATRIX, MASK} if self.batched else {MATRIX, MASK, COLUMN}
+            found |= {operand.name for operand in self.tree.inputs if operand.kind in kinds}
+            found |= {output.name for output in self.tree.outputs}
+        return found
+
+    def parts(self) -> Iterator[Arrays]:
+        shape = self.request.shape
+        if self.tree is not None:
+            across = {SCALAR} if self.batched else {SCALAR, ROW}
+            reduced = any(output.reduction and output.kind in across for output in self.tree.outputs)
+            if reduced or shape.batch * shape.m * shape.n * shape.k <= _SMALL:
+                yield self.arrays
+                return
+        follows = self.follows()
+        for part in slices(shape.batch if self.batched else shape.m):
+            yield {name: array[part] if name in follows else array for name, array in self.arrays.items()}
+
+    def compute(self, part: Arrays) -> None:
+        super().compute(part)
+        if self.has_amax:
+            if self.tree is not None:
+                self._see_amax(self.tree, part, self.product(part, CutlassDtype.F64))
+            self.arrays["amax"][0] = self.amax
+
+    def product(self, part: Arrays, dtype: CutlassDtype) -> Array:
+        how = self._scaled(part) | {"out_dtype": dtype, "math": self.request.math}
+        return gemm(*self._operands(part), **how)
+
+    def expected(self, part: Arrays) -> Array:
+        if not self.request.quantized:
+            return super().expected(part)
+        how = self._scaled(part) | self.rounding(part) | {"math": self.request.math}
+        amax = np.zeros(1, np.float32)
+        expected = gemm(*self._operands(part), **how, amax=amax)
+        self.amax = max(self.amax, float(amax[0]))
+        return expected
+
+    def magnitudes(self, part: Arrays) -> Array:
+        magnitudes = absolute_product(*self._operands(part), **self._scaled(part))
+        if self.tree is not None:
+            return magnitudes
+        factor = self.limits(self.request.math).atol_factor
+        self.amax_error = max(self.amax_error, factor * float(np.max(magnitudes, initial=0.0)))
+        return magnitudes * self.scale_d(part)
+
+    def compare(self, part: Arrays, check: Check) -> None:
+        super().compare(part, check)
+        if self.tree is not None and self.has_amax:
+            self._see_amax(self.tree, part, *self.accumulator(part, check.limits))
+
+    def finish(self, check: Check) -> None:
+        if self.has_amax:
+            error = abs(float(self.arrays["amax"][0]) - self.amax)
+            # Written as float32; NaN is no agreement either.
+            allowed = self.amax_error + 2.0**-23 * self.amax
+            check.mismatches += int(not error <= allowed)
+
+    def scale_d(self, part: Arrays) -> float:
+        """The factor of D; 1 where there is none."""
+        return float(part["scale_d"][0]) if "scale_d" in part else 1.0
+
+    def rounding(self, part: Arrays) -> dict[str, Any]:
+        scale_d = self.scale_d(part) if self.request.quantized else None
+        return super().rounding(part) | {"scale_d": scale_d}
+
+    def _operands(self, part: Arrays) -> tuple[Array, Array, Array | None]:
+        return part["a"], part["b"], part["c"] if self.request.epilogue.beta != 0 else None
+
+    def _scaled(self, part: Arrays) -> dict[str, Any]:
+        return self.how | {name: part[name] for name in ("scale_a", "scale_b") if self.request.scaling is not None}
+
+    def _see_amax(self, tree: EpilogueVisitorTree, part: Arrays, acc: Array, error: Array | None = None) -> None:
+        """Takes note of the largest magnitude of D before it is stored and, of the accumulator's error, its own."""
+        of_d = EpilogueVisitorTree(tree.result)
+        read = {operand.name: part[operand.name] for operand in of_d.inputs}
+        values = reference.evaluate(of_d, acc, read, out_dtype=self.computed)[RESULT]
+        self.amax = max(self.amax, float(np.max(np.abs(values), initial=0.0)))
+        if error is not None:
+            bound = reference.tolerances(of_d, acc, error, read, out_dtype=self.computed)[RESULT]
+            self.amax_error = max(self.amax_error, float(np.max(bound, initial=0.0)))

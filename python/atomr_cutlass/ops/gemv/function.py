@@ -9,10 +9,9 @@ from typing import Any
 
 from ... import _core
 from ...arrays import operands
-from ...arrays.numerics import AnyArray, math_mode
-from ...arrays.operands import check_devices, check_out, result_dtype, views_of
-from ...epilogue import bound as fused
-from ...epilogue.bound import FusedOperands, Fusion, Layout
+from ...arrays.numerics import AnyArray
+from ...arrays.operands import check_devices, views_of
+from ...epilogue.bound import FusedOperands, Fusion, Layout, Shape, problem_of
 from ...epilogue.results import MatrixResult
 from ...errors import InvalidOperandError, UnsupportedError, require
 from ...generator.archs import SmArch
@@ -24,7 +23,7 @@ from ...generator.key import COLUMN
 from ...generator.rules import accumulator, gemm_types, supports_tree
 from ...pipeline import devices
 from ...pipeline import problem as problems
-from ...pipeline.call import SCALES, Call, Result, stored
+from ...pipeline.call import SCALES, Call, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps, moved
@@ -32,8 +31,6 @@ from ...pipeline.planning import DEFAULT_OPTIONS, PlanOptions, planned
 from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, broadcast_batches, broadcasts_to
 from ..gemm.kernels import GemmCandidate, ProductSearch, nonempty, product_args
 from ..product import Product
-
-Shape = tuple[int, ...]
 
 _PRODUCT = ("a", "x")
 
@@ -117,25 +114,20 @@ class _Gemv(Product):
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
         own = (*_PRODUCT, RESULT) if self.call.c is None else (*_PRODUCT, "c", RESULT)
         specs = {name: MatrixSpec.of(views[name], name) for name in own}
-        fusion = None if self.epilogue is None else self.epilogue.fusion(views)
         problem = product(specs, self.math, views["a"].device)
-        return make(problem, fusion, like=like, stream=stream, **self.call.planning)
+        return make(problem, self.fusion(views), like=like, stream=stream, **self.call.planning)
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
         from ..gemm import reference as gemm_reference  # which no GPU call needs
 
-        options = self.call.options
         row, turned = host["x"][..., None, :], host["a"].swapaxes(-1, -2)
         c = host["c"][..., None, :] if self.call.c is not None else None
-        how: dict[str, Any] = {"alpha": options.alpha, "beta": options.beta, "math": self.math}
-        how |= {name: self.call.arrays[name] for name in SCALES[:2]}
-        compute = functools.partial(gemm_reference.gemm, row, turned, c, **how)
-        return self.evaluated(host, compute, scale_d=self.call.arrays["scale_d"])
+        return self.evaluated(host, functools.partial(gemm_reference.gemm, row, turned, c))
 
 
 def _parse(call: Call) -> _Gemv:
     call.check(OP)
-    options, arrays = call.options, call.arrays
+    arrays = call.arrays
     call.refuse_scale_arrays("gemv kernels multiply f16, bf16 and f32, and read no scales: give a number")
     bias = arrays["bias"] if call.epilogue is None else None
     given = {"a": arrays["a"], "x": arrays["x"], "c": call.c, "out": call.out, "bias": bias}
@@ -145,24 +137,14 @@ def _parse(call: Call) -> _Gemv:
     dtype, other = (operands.dtype_of(views[name], name) for name in _PRODUCT)
     if dtype is not other:
         raise InvalidOperandError(f"a is {dtype.value} and x is {other.value}: both must have one dtype")
-    if "out" in views:
-        check_out(views, ("a", "x", "c", "bias"))
-    result = result_dtype(views, options.out_dtype, dtype, fused=call.follows)
-    parsed = _Gemv(
-        call=call,
-        inputs={name: view for name, view in views.items() if name != RESULT},
-        results={RESULT: Result(shape, result.dlpack, call.out, views.get(RESULT))},
-        result=result,
-        math=math_mode(dtype, options.precision),
-    )
+    parsed = _Gemv.of(call, views, shape, dtype)
     if not call.binds:
         return parsed
     from ...epilogue import bind  # trees and the tracer
 
     bind.refuse_scale_d(arrays["scale_d"])
     taken, acc = (*_PRODUCT, *SCALES), accumulator(dtype)
-    own = {name: view for name, view in views.items() if name in (*_PRODUCT, "c", RESULT)}
-    bound = bind.bind(call, VectorResult(shape), own, taken=taken, out_dtype=result, acc=acc)
+    bound = bind.bind(call, VectorResult(shape), views, taken=taken, out_dtype=parsed.result, acc=acc)
     return parsed.followed_by(bound)
 
 
@@ -277,7 +259,7 @@ def search_for(problem: GemmProblem, fusion: Fusion | None, device: Device, arch
     if 0 in (problem.n, problem.batch):
         raise UnsupportedError(f"a result of shape {vector_of(problem.d).shape} is empty: there is nothing to plan")
     read = nonempty(problem)
-    return GemvSearch([read] if fusion is None else fused.problem_of(read, fusion, LINEAR), device, arch)
+    return GemvSearch([read] if fusion is None else problem_of(read, fusion, LINEAR), device, arch)
 
 
 def from_candidate(

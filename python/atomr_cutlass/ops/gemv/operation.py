@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -132,30 +131,18 @@ class GemvOperation(PlannedOperation[GemvRequest]):
         out = OperandSlot("out", (vector_of(problem.d),), written=True)
         return (*(OperandSlot(name, (spec,)) for name, spec in specs.items()), *epilogue_slots(request.fusion()), out)
 
-    def optional_names(self, request: GemvRequest) -> tuple[str, ...]:
-        return ("a", "x", "c")
-
     def request(self, options: RequestOptions) -> GemvRequest:
-        letter, batch = options.given("layout") or "r", options.given("batch")
+        letter = options.given("layout") or "r"
         if letter not in LETTERS:
             raise InvalidOperandError(f"--layout is {letter!r}; expected r or c, the layout of A")
         return GemvRequest(
-            GemvShape(options.size("m"), options.size("k"), 1 if batch is None else batch),
+            GemvShape(options.size("m"), options.size("k"), options.given("batch") or 1),
             **fields_from(options),
             layout_a=LETTERS[letter],
         )
 
     def plan(self, request: GemvRequest, device: int, **options: Any) -> Plan:
         return make(request.problem(device), request.fusion(), **options)
-
-    def write_empty(self, request: GemvRequest, arrays: Mapping[str, Any], stream: int) -> None:
-        if request.tree is not None:
-            from ...epilogue.bind import reduce_nothing  # which loads the tracer
-
-            reduce_nothing(request.tree.outputs, dict(arrays), stream)
-
-    def search(self, request: GemvRequest, device: Device) -> GemvSearch | None:
-        return None if 0 in (request.shape.m, request.shape.batch) else request.search(device)
 
     def sample(self, key: KernelKey, epilogue: str, device: Device) -> tuple[GemvRequest, GemmCandidate]:
         """With more than one tile of columns, the last not whole; aligned for every kernel."""
@@ -165,7 +152,7 @@ class GemvOperation(PlannedOperation[GemvRequest]):
 
     def probe(self, request: GemvRequest, arrays: Arrays) -> Probe[Any]:
         """That of the GEMM of one row, on the same memory."""
-        from ..gemm.probe import GemmProbe
+        from ..gemm.reference import GemmProbe
 
         reduced = {output.name for output in request.tree.outputs if output.reduction} if request.tree else set()
 

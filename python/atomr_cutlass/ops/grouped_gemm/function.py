@@ -14,7 +14,6 @@ import numpy as np
 from ... import _core
 from ...arrays import operands
 from ...arrays.numerics import AnyArray, math_mode, numpy_dtype
-from ...arrays.operands import check_devices, refuse_jax_out, result_dtype
 from ...checks import NUMBERS, check_extents, check_options
 from ...epilogue.bind import BoundEpilogue, bind, refuse_scale_d
 from ...epilogue.results import GroupedResult, Views, common_dtype
@@ -30,12 +29,11 @@ from ...pipeline.plan import Plan
 from ...pipeline.problem import MatrixSpec
 from ..product import Product
 from .kernels import make
-from .problem import ALONG_K, CONTIGUOUS, LIST, MASKED, GroupedProblem, GroupScale, following, scale_forms
+from .problem import ALONG_K, CONTIGUOUS, LIST, MASKED, GroupedProblem, GroupScale, Shape, following, scale_forms
 
 CHECK = "ATOMR_CUTLASS_CHECK"
 
-ALWAYS, UNLESS_CAPTURED = "always", "unless captured"
-"""When offsets and counts on a GPU are copied to the host and checked."""
+Extents = tuple[int, int, int]
 
 _PRODUCT = ("a", "b", "c", "offsets", "counts", "scale_a", "scale_b")
 """Operands in the order of a plan's call; those of the epilogue follow, and the result."""
@@ -137,10 +135,8 @@ def grouped_gemm(
         activation, out_dtype, None, fast_accum, backend, jit, workspace_size, batch_invariant, alpha, beta, stream
     )  # fmt: skip
     check_options(check=check)
-    checked = ALWAYS if check else None
-    if check is None and os.environ.get(CHECK) == "1":
-        checked = UNLESS_CAPTURED
-    call = Call(_parse, arrays, out, options, epilogue, operands_of_epilogue, (checked,), parsed=checked is not None)
+    checks = os.environ.get(CHECK) == "1" if check is None else bool(check)
+    call = Call(_parse, arrays, out, options, epilogue, operands_of_epilogue, (check,), parsed=checks)
     if _is_list(a) and _is_list(b) and not a and not b:
         call.check("grouped_gemm")
         return [] if out is None else out
@@ -165,7 +161,6 @@ class _GroupedGemm(Product):
     """Products of groups, parsed.
 
     Attributes:
-        extents: (M, N, K), of a list for each.
         labels: of the arrays of each of the product's operands by its name, in the order of a plan's call.
         divided: `offsets` or `counts`, whichever is given; None for lists.
         scale_forms: of `scale_a` and `scale_b`, where they are arrays.
@@ -173,10 +168,9 @@ class _GroupedGemm(Product):
     """
 
     form: str
-    extents: list[tuple[int, int, int]]
     labels: dict[str, tuple[str, ...]]
     divided: str | None
-    epilogue: BoundEpilogue[GroupedResult]
+    epilogue: BoundEpilogue
     scale_forms: dict[str, str]
     tree: EpilogueVisitorTree | None
 
@@ -186,22 +180,21 @@ class _GroupedGemm(Product):
 
     def check_kernels(self) -> None:
         """Refuses offsets or counts of host arrays, and where that is asked for of GPU arrays."""
-        (when,) = self.call.own
-        if self.divided is None or (self.on_gpu and when is None):
+        (check,) = self.call.own
+        if self.divided is None or (self.on_gpu and not self.call.parsed):
             return
-        if self.on_gpu and _core.capturing(self.first.device, operands.launch_stream().handle):
-            if when == ALWAYS:
-                raise UnsupportedError("check copies to the host, which a stream that is captured cannot: leave it out")
-            return
-        self._bounds()
+        if not self.on_gpu or not _core.capturing(self.first.device, operands.launch_stream().handle):
+            self._bounds()
+        elif check:
+            raise UnsupportedError("check copies to the host, which a stream that is captured cannot: leave it out")
 
     def _bounds(self) -> list[tuple[int, int]]:
         """Where each group begins and ends; checks offsets or counts."""
         from .reference import group_bounds  # which launches do without
 
-        name, (m, _, k) = str(self.divided), self.extents[0]
+        name, (*_, rows, columns) = str(self.divided), self.first.shape
         values = self.fetch(self.inputs[name])
-        return group_bounds(name, values, k if self.form == ALONG_K else m, self.form)
+        return group_bounds(name, values, columns if self.form == ALONG_K else rows, self.form)
 
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Plan:
         labels, result, tree = self.labels, self.epilogue.result, self.tree
@@ -223,7 +216,6 @@ class _GroupedGemm(Product):
         return (*itertools.chain(*self.labels.values()), *self.epilogue.inputs, *self.results)
 
     def uploaded(self) -> dict[str, _core.Operand]:
-        self._refuse_shared()
         # Kernels read the copies of one operand by columns.
         fp8 = operands.dtype_of(self.first, "a") in FP8_TYPES
         columns = self.labels["b"] if fp8 else self.labels["a"] if self.form == ALONG_K else ()
@@ -231,7 +223,8 @@ class _GroupedGemm(Product):
         return {label: operands.upload(array, 0, columns=label in columns) for label, array in host.items()}
 
     def _before(self) -> dict[str, AnyArray]:
-        """D before the call, by label, on the host."""
+        """D before the call, by label, on the host; refuses results that share memory, as plans do themselves."""
+        operands.check_apart({label: view for label, view in self.views.items() if label in self.results}, {})
         return {
             label: np.zeros(result.shape, numpy_dtype(self.result)) if result.view is None else self.fetch(result.view)
             for label, result in self.results.items()
@@ -240,7 +233,6 @@ class _GroupedGemm(Product):
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
         from .reference import grouped_gemm as compute
 
-        self._refuse_shared()
         alpha, beta = self.call.scalars
         given = {name: [host[label] for label in of] for name, of in self.labels.items() if name != self.divided}
         computed = compute(
@@ -250,61 +242,53 @@ class _GroupedGemm(Product):
         )  # fmt: skip
         return dict(zip(self.results, computed, strict=True))
 
-    def _refuse_shared(self) -> None:
-        """Refuses results of a list that share memory, which plans do themselves."""
-        views = ((label, result.view) for label, result in self.results.items() if result.view is not None)
-        for (label, view), (other, its) in itertools.combinations(views, 2):
-            if _core.overlap(view, its):
-                raise InvalidOperandError(f"{label} overlaps {other}: give separate memory")
-
 
 def _parse(call: Call) -> Invocation:
     call.check("grouped_gemm")
     options, arrays = call.options, call.arrays
-    scale_d = arrays["scale_d"]
-    if scale_d is not None and not isinstance(scale_d, NUMBERS):
-        raise UnsupportedError(
-            f"scale_d is a {type(scale_d).__name__}: grouped kernels read no scale of D, give a number, or multiply in "
-            "an epilogue"
-        )
+    of_d = "grouped kernels read no scale of D, give a number, or multiply in an epilogue"
+    call.refuse_scale_arrays(of_d, ("scale_d",))
     if call.follows:
-        refuse_scale_d(scale_d)
+        refuse_scale_d(arrays["scale_d"])
     outs = {f"{RESULT}[{g}]": out for g, out in enumerate(call.out)} if _is_list(call.out) else {RESULT: call.out}
     for label, array in outs.items():
-        refuse_jax_out(array, label)
+        operands.refuse_jax_out(array, label)
     given = {name: arrays[name] for name in _PRODUCT if name not in call.numbers} | {"c": call.c, RESULT: call.out}
     _check_kinds(given if call.epilogue is not None else {**given, "bias": arrays["bias"]})
     lists = {name for name, array in {**arrays, **call.others, RESULT: call.out}.items() if _is_list(array)}
-    views, form, over, extents = _groups_of({name: array for name, array in given.items() if array is not None}, lists)
+    listed = "a" in lists
+    over = GroupedResult(len(arrays["a"]) if listed else 0, (), {*lists, RESULT} if listed else lists)
+    views = {name: over.view(array, name) for name, array in given.items() if array is not None}
+    form, number, extents, shapes = _list_form(views) if listed else _array_form(views)
+    over = replace(over, number=number, members=shapes)
     every = over.labelled(views)
     for label, view in every.items():
         check_extents(view.shape, label)
-    check_devices(every)
+    operands.check_devices(every)
     for name in ("c", RESULT):
         for (label, view), shape in zip(over.labelled({name: views.get(name, ())}).items(), over.members, strict=False):
             if view.shape != shape:
                 raise InvalidOperandError(f"{label} has shape {view.shape}; expected {shape}")
-    divided = None if over.listed else _divided_by(views, over.number, form)
-    dtype, other = (common_dtype(over.labelled({name: views[name]})) for name in "ab")
+    divided = None if listed else _divided_by(views, number, form)
+    alike = (name for name in ("a", "b", "c", RESULT) if name in views)
+    dtype, other, *_ = (common_dtype(over.labelled({name: views[name]})) for name in alike)
     if dtype is not other and not {dtype, other} <= set(FP8_TYPES):
         raise InvalidOperandError(
             f"a is {dtype.value} and b is {other.value}: both must have one dtype, but for two of fp8"
         )
-    epilogue = bind(
-        call, over, views, taken={*_PRODUCT, "scale_d"} - {"c"},
-        out_dtype=_result_dtype_of(views, options.out_dtype, dtype), acc=accumulator(dtype),
-    )  # fmt: skip
+    out_dtype = operands.result_dtype({name: some[0] for name, some in views.items()}, options.out_dtype, dtype)
+    taken = {*_PRODUCT, "scale_d"} - {"c"}
+    epilogue = bind(call, over, views, taken=taken, out_dtype=out_dtype, acc=accumulator(dtype))
     traced = epilogue.traced
     return _GroupedGemm(
         call=call,
         inputs={label: view for label, view in every.items() if label not in over.shapes} | epilogue.inputs,
         results={
-            label: Result(shape, epilogue.dtype.dlpack, outs.get(label), epilogue.outputs.get(label))
+            label: Result(shape, epilogue.dtype.dlpack, outs.get(label), every.get(label))
             for label, shape in over.shapes.items()
         },
-        arrange=functools.partial(_arranged, traced, tuple(over.shapes)) if over.listed else traced.arranger,
+        arrange=functools.partial(_arranged, traced, tuple(over.shapes)) if listed else traced.arranger,
         form=form,
-        extents=extents,
         labels={name: tuple(over.labelled({name: views[name]})) for name in _PRODUCT if name in views},
         divided=divided,
         result=epilogue.dtype,
@@ -328,19 +312,12 @@ def _check_kinds(arrays: Mapping[str, Any]) -> None:
         if arrays[name] is None:
             raise InvalidOperandError(f"{name} is None; expected an array, or a list of them")
     listed = _is_list(arrays["a"])
-    if listed != _is_list(arrays["b"]):
-        one, other = ("a", "b") if listed else ("b", "a")
-        raise InvalidOperandError(
-            f"{one} is a list and {other} is a {type(arrays[other]).__name__}: give two of a kind"
-        )
     for name, array in arrays.items():
         if array is None:
             continue
         divides = name in ("offsets", "counts")
-        if divides and listed and not _is_list(array):
+        if divides and listed:
             raise InvalidOperandError(f"{name} divides arrays; lists of matrices are divided already")
-        if divides and _is_list(array):
-            raise InvalidOperandError(f"{name} is a {type(array).__name__}; expected an array")
         if listed and not _is_list(array) and name not in ("scale_a", "scale_b"):
             raise InvalidOperandError(f"{name} is a {type(array).__name__}; expected a list, one for each group")
         # The integers that NumPy makes unasked are none that kernels know.
@@ -348,20 +325,8 @@ def _check_kinds(arrays: Mapping[str, Any]) -> None:
             raise InvalidOperandError(f"{name} has elements of {array.dtype}; expected int32")
 
 
-def _groups_of(
-    arrays: Mapping[str, Any], lists: set[str]
-) -> tuple[dict[str, Views], str, GroupedResult, list[tuple[int, int, int]]]:
-    """(views of the product's arrays and of D's, the form, the results of the groups, (M, N, K), of a list of each).
-
-    `lists` names the operands that are lists, those of the epilogue among them.
-    """
-    listed = "a" in lists
-    number = len(arrays["a"]) if listed else 0
-    over = GroupedResult(number, (), (), {*lists, RESULT} if listed else lists)
-    views = {name: over.view(array, name) for name, array in arrays.items()}
-    if not listed:
-        form, groups, extents, shape = _array_form(views)
-        return views, form, replace(over, number=groups, extents=[extents[:2]], members=[shape]), [extents]
+def _list_form(views: dict[str, Views]) -> tuple[str, int, list[Extents], list[Shape]]:
+    """(the form, how many groups, (M, N, K) of each, extents of D's arrays) of lists."""
     every = []
     for index, (a, b) in enumerate(zip(views["a"], views["b"], strict=True)):
         for name, view in (("a", a), ("b", b)):
@@ -370,12 +335,11 @@ def _groups_of(
         if a.shape[1] != b.shape[0]:
             raise InvalidOperandError(f"a[{index}] has K = {a.shape[1]} (shape {a.shape}), b[{index}] has {b.shape[0]}")
         every.append((a.shape[0], b.shape[1], a.shape[1]))
-    matrices = [(m, n) for m, n, _ in every]
-    return views, LIST, replace(over, extents=matrices, members=matrices), every
+    return LIST, len(every), every, [(m, n) for m, n, _ in every]
 
 
-def _array_form(views: dict[str, Views]) -> tuple[str, int, tuple[int, int, int], tuple[int, ...]]:
-    """(the form, how many groups, (M, N, K), extents of D) of arrays."""
+def _array_form(views: dict[str, Views]) -> tuple[str, int, list[Extents], list[Shape]]:
+    """(the form, how many groups, (M, N, K), extents of D) of arrays, each in a list of its own."""
     a, b = views["a"][0].shape, views["b"][0].shape
     form = {(2, 3): CONTIGUOUS, (3, 3): MASKED, (2, 2): ALONG_K}.get((len(a), len(b)))
     if form is None:
@@ -385,14 +349,14 @@ def _array_form(views: dict[str, Views]) -> tuple[str, int, tuple[int, int, int]
         )
     if a[-1] != b[-2]:
         raise InvalidOperandError(f"a has K = {a[-1]} (shape {a}), b has K = {b[-2]} ({b})")
-    extents = (a[-2], b[-1], a[-1])
+    extents = [(a[-2], b[-1], a[-1])]
     if form == ALONG_K:
         divider = views.get("offsets") or views.get("counts")
         groups = divider[0].shape[0] if divider and len(divider[0].shape) == 1 else 0
-        return form, groups, extents, (groups, a[0], b[1])
+        return form, groups, extents, [(groups, a[0], b[1])]
     if form == MASKED and a[0] != b[0]:
         raise InvalidOperandError(f"a has {a[0]} groups (shape {a}), b has {b[0]}")
-    return form, b[0], extents, (*a[:-1], b[2])
+    return form, b[0], extents, [(*a[:-1], b[2])]
 
 
 def _divided_by(views: dict[str, Views], groups: int, form: str) -> str:
@@ -414,19 +378,7 @@ def _divided_by(views: dict[str, Views], groups: int, form: str) -> str:
     return name
 
 
-def _result_dtype_of(views: Mapping[str, Views], out_dtype: CutlassDtype | None, dtype: CutlassDtype) -> CutlassDtype:
-    """The element type of the results; see `arguments.result_dtype`."""
-    given = {name: views[name] for name in (RESULT, "c") if name in views}
-    members = [dict(zip(given, each, strict=True)) for each in zip(*given.values(), strict=True)] or [{}]
-    found, *others = {result_dtype(member, out_dtype, dtype) for member in members}
-    if others:
-        raise InvalidOperandError("the members of out have different element types: give them one")
-    return found
-
-
-def _forms_of(
-    result: GroupedResult, form: str, extents: list[tuple[int, int, int]], views: Mapping[str, Views]
-) -> dict[str, str]:
+def _forms_of(result: GroupedResult, form: str, extents: list[Extents], views: Mapping[str, Views]) -> dict[str, str]:
     """The forms of the scales that are arrays, by name; see `scale_forms`."""
     scales = {name: result.labelled({name: views[name]}) for name in ("scale_a", "scale_b") if name in views}
     for label, view in (pair for arrays in scales.values() for pair in arrays.items()):
@@ -434,5 +386,5 @@ def _forms_of(
         if dtype is not CutlassDtype.F32:
             raise InvalidOperandError(f"{label} is {dtype.value}; expected float32")
     shapes = {name: [view.shape for view in arrays.values()] for name, arrays in scales.items()}
-    found = scale_forms(form, result.number, extents, shapes.get("scale_a"), shapes.get("scale_b"))
+    found = scale_forms(form, result.number, extents, shapes.get("scale_a", ()), shapes.get("scale_b", ()))
     return {name: scaling for name, scaling in zip(("scale_a", "scale_b"), found, strict=True) if name in scales}

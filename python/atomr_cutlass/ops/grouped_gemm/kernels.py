@@ -6,9 +6,11 @@ import dataclasses
 import functools
 import struct
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...arrays.numerics import FAST
+from ...arrays.symbols import gcd
 from ...epilogue.bound import GroupOperand
 from ...errors import CutlassError, UnsupportedError
 from ...generator.archs import SmArch
@@ -23,32 +25,55 @@ from ...pipeline import devices
 from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps
 from ...pipeline.planning import PlanOptions, planned
-from ...pipeline.problem import MatrixSpec
+from ...pipeline.problem import MatrixSpec, round_up, views
 from ...pipeline.search import Candidate, KernelSearch, matrix, refused
 from ..quantize.reference import BLOCK
-from .problem import (
-    ALONG_K,
-    BLOCKS,
-    CONTIGUOUS,
-    FORMS,
-    GROUP,
-    LIST,
-    MASKED,
-    OP,
-    TENSOR,
-    VECTOR,
-    GroupedProblem,
-    ReadLayout,
-    read_layout,
-    scale_strides,
-    source_layout,
-)
+from .problem import ALONG_K, CONTIGUOUS, FORMS, LIST, MASKED, OP, GroupedProblem, scale_args
 
 ENTRY = struct.Struct("<6Q4q4i")
 """atomr_cutlass_group (kernel_abi.h): a, b, c, d, scale_a, scale_b; lda, ldb, ldc, ldd; m, n, k, padding."""
 
-_SCALE_FORMS = {TENSOR: 0, VECTOR: 1, GROUP: 2, BLOCKS: 0}
-_POINTERS = ("a", "b", "c", "d", "scale_a", "scale_b")
+
+@dataclass(frozen=True)
+class ReadLayout:
+    """How a kernel reads an array of matrices.
+
+    Attributes:
+        leading: leading dimension in elements.
+        group: elements from one group's matrix to the next; 0 where all are in one.
+        strided: bytes that every row (or column) and every matrix begins at a multiple of, at most 16.
+        contiguous: bytes that a row's (or column's) length is a multiple of too, at most 16.
+    """
+
+    leading: int
+    group: int
+    strided: int
+    contiguous: int
+
+
+def read_layout(spec: MatrixSpec, layout: str, name: str) -> ReadLayout | None:
+    """How a kernel would read an array with its matrices in this layout; None when it cannot."""
+    along = spec.shape[-1] if layout == "r" else spec.shape[-2]
+    if 0 in spec.shape:  # nothing is read: any leading dimension will do
+        return _read(spec, round_up(max(along, 1), 128 // spec.dtype.bits), 0, along)
+    found = [view for view in views(spec, name) if view.layout == layout]
+    group = spec.strides[0] if len(spec.shape) == 3 and spec.shape[0] > 1 else 0
+    return _read(spec, found[0].leading, group, along) if found else None
+
+
+def source_layout(bias: MatrixSpec) -> ReadLayout | None:
+    """How a kernel would read a bias in the place of C, each row the same one; None where it is not contiguous."""
+    if bias.shape[-1] > 1 and bias.strides[-1] != 1:
+        return None
+    group = bias.strides[0] if len(bias.shape) > 1 and bias.shape[0] > 1 else 0
+    return _read(bias, 0, group, bias.shape[-1])
+
+
+def _read(spec: MatrixSpec, leading: int, group: int, along: int) -> ReadLayout:
+    bits, alignment = spec.dtype.bits, 16 if 0 in spec.shape else spec.alignment
+    strided = gcd(alignment * 8, 128, leading * bits, group * bits) // 8
+    contiguous = gcd(strided * 8, along * bits) // 8
+    return ReadLayout(leading, group, strided & -strided, contiguous & -contiguous)
 
 
 class GroupedSearch(KernelSearch[GroupedProblem]):
@@ -102,8 +127,7 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
         """As far as the host knows those of the groups; of masked ones half the rows, since full ones need no masks."""
         groups = formulation.groups
         if formulation.form == LIST:
-            sums = [sum(extents) for extents in zip(*formulation.members, strict=True)]
-            m, n, k = (max(1, round(total / groups)) for total in sums)
+            m, n, k = (max(1, round(sum(of) / groups)) for of in zip(*formulation.members, strict=True))
         else:
             m, n, k = formulation.extents
         if formulation.form == MASKED:
@@ -126,8 +150,54 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
         return epilogue_of(candidate.key, self.problem)
 
     def reason(self) -> str:
-        arch = self.arch or self.device.arch
-        return refusal(self.problem, arch, "" if arch is None else self.closest(arch))
+        problem, arch = self.problem, self.arch or self.device.arch
+        if problem.empty:
+            return "all groups are empty: there is nothing to plan"
+        if arch is not None and arch not in ARCHS[OP]:
+            served = ", ".join(each.value for each in ARCHS[OP])
+            return f"grouped GEMM has no kernels for {arch.value}; there are some for {served}"
+        a, b, d, fusion = problem.a[0], problem.b[0], problem.d[0], problem.fusion
+        fp8, along_k = a.dtype in FP8_TYPES, problem.form == ALONG_K
+        text = (
+            f"no kernel of the matrix serves this grouped GEMM ({problem.form}): {a.dtype.value} and {b.dtype.value} "
+            f"({problem.math}) to {d.dtype.value}, strides {a.strides}, {b.strides} and {d.strides}"
+        )
+        if not fp8 and a.dtype not in HALF_TYPES:
+            return f"{text}: grouped kernels multiply f16, bf16 and fp8"
+        if not fp8 and problem.scales:
+            return f"{text}: only fp8 kernels take scales as arrays; give numbers, or fold them into alpha"
+        if fp8 and d.dtype not in (*HALF_TYPES, *(FP8_TYPES if fusion else ())):
+            return f"{text}: fp8 kernels give bf16 and f16, and with an epilogue e4m3 and e5m2"
+        if fp8 and along_k:
+            return f"{text}: fp8 kernels read A and B contiguous along K, and groups along K begin anywhere; use bf16"
+        if fp8:
+            reads = (
+                "fp8 kernels read A and B contiguous along K (in PyTorch, b.transpose(-1, -2).contiguous()"
+                ".transpose(-1, -2)), at addresses and strides of 16 bytes"
+            )
+        elif along_k:
+            reads = (
+                "along K, kernels read A contiguous along M and B along N, such as the transpose of row-major "
+                "activations and a row-major gradient, at addresses and strides of 16 bytes"
+            )
+        else:
+            reads = "A is read row-major, B in either layout"
+        closest = [] if arch is None else [self.closest(arch)]
+        notes = [*closest, reads, "the rows of the result are contiguous"]
+        if fusion and arch in (SmArch.SM90A, SmArch.SM100):
+            notes.append(
+                "kernels over TMA, which evaluate epilogue trees, read and write at addresses and strides of 16 bytes"
+            )
+        if fusion and any(operand.kind == ROW_KIND for operand in fusion.inputs):
+            notes.append(
+                "kernels of the sm80 generation, which serve GPUs before sm_90 and unaligned operands, read a bias in "
+                "the place of c: without c, contiguous and of the result's dtype"
+            )
+        if fusion and arch is not None:
+            keys = (key for _, key in cells([arch]) if key.op == OP and (key.a, key.b) == (a.dtype, b.dtype))
+            derived = (supports(_derived(key, problem)) for key in keys)
+            notes += dict.fromkeys(status.reason for status in derived if not status)
+        return f"{text}: {'; '.join(notes)}"
 
 
 def _widths(read: Iterable[ReadLayout | None]) -> tuple[int, int] | None:
@@ -210,50 +280,6 @@ def layouts_of(key: KernelKey, problem: GroupedProblem) -> dict[str, list[ReadLa
     return found
 
 
-def refusal(problem: GroupedProblem, arch: SmArch | None, closest: str = "") -> str:
-    """Why no cell of the matrix serves a problem on an arch, and the cure; `closest` as of a search."""
-    if problem.empty:
-        return "all groups are empty: there is nothing to plan"
-    if arch is not None and arch not in ARCHS[OP]:
-        return (
-            f"grouped GEMM has no kernels for {arch.value}; there are some for {', '.join(a.value for a in ARCHS[OP])}"
-        )
-    a, b, d = problem.a[0], problem.b[0], problem.d[0]
-    text = (
-        f"no kernel of the matrix serves this grouped GEMM ({problem.form}): {a.dtype.value} and {b.dtype.value} "
-        f"({problem.math}) to {d.dtype.value}, strides {a.strides}, {b.strides} and {d.strides}"
-    )
-    if a.dtype not in (*HALF_TYPES, *FP8_TYPES):
-        return f"{text}: grouped kernels multiply f16, bf16 and fp8"
-    if a.dtype not in FP8_TYPES and problem.scales:
-        return f"{text}: only fp8 kernels take scales as arrays; give numbers, or fold them into alpha"
-    if a.dtype in FP8_TYPES and d.dtype not in (*HALF_TYPES, *(FP8_TYPES if problem.fusion is not None else ())):
-        return f"{text}: fp8 kernels give bf16 and f16, and with an epilogue e4m3 and e5m2"
-    if a.dtype in FP8_TYPES and problem.form == ALONG_K:
-        return f"{text}: fp8 kernels read A and B contiguous along K, and groups along K begin anywhere; use bf16"
-    notes = [closest] if closest else []
-    if a.dtype in FP8_TYPES:
-        notes.append("fp8 kernels read A and B contiguous along K (in PyTorch, b.transpose(-1, -2).contiguous()"
-                     ".transpose(-1, -2)), at addresses and strides of 16 bytes")  # fmt: skip
-    elif problem.form == ALONG_K:
-        notes.append("along K, kernels read A contiguous along M and B along N, such as the transpose of row-major "
-                     "activations and a row-major gradient, at addresses and strides of 16 bytes")  # fmt: skip
-    else:
-        notes.append("A is read row-major, B in either layout")
-    notes.append("the rows of the result are contiguous")
-    if problem.fusion is not None:
-        if arch in (SmArch.SM90A, SmArch.SM100):
-            notes.append("kernels over TMA, which evaluate epilogue trees, read and write at addresses and strides of "
-                         "16 bytes")  # fmt: skip
-        if any(operand.kind == ROW_KIND for operand in problem.fusion.inputs):
-            notes.append("kernels of the sm80 generation, which serve GPUs before sm_90 and unaligned operands, read a "
-                         "bias in the place of c: without c, contiguous and of the result's dtype")  # fmt: skip
-        if arch is not None:
-            keys = (key for _, key in cells([arch]) if key.op == OP and (key.a, key.b) == (a.dtype, b.dtype))
-            notes += dict.fromkeys(status.reason for key in keys if not (status := supports(_derived(key, problem))))
-    return f"{text}: {'; '.join(notes)}"
-
-
 def make(problem: GroupedProblem, **options: Any) -> Plan:
     """The plan for a grouped GEMM. Options: `PlanOptions`.
 
@@ -263,15 +289,16 @@ def make(problem: GroupedProblem, **options: Any) -> Plan:
     """
     how = PlanOptions(**options)
     search = GroupedSearch(problem, devices.get(problem.device), how.arch, batch_invariant=how.batch_invariant)
-    return planned(search, functools.partial(_plan, problem), how)
+    return planned(search, functools.partial(_plan, search), how)
 
 
-def _plan(problem: GroupedProblem, candidate: Candidate[GroupedProblem], how: PlanOptions) -> Plan:
-    key, listed, in_place_of_c = candidate.key, problem.form == LIST, bool(_bias_as_c(candidate.key, problem))
+def _plan(search: GroupedSearch, candidate: Candidate[GroupedProblem], how: PlanOptions) -> Plan:
+    problem, key = search.problem, candidate.key
+    listed, in_place_of_c = problem.form == LIST, bool(_bias_as_c(key, problem))
     steps = Steps(problem.device, how.stream)
     layouts = layouts_of(key, problem)
     if layouts is None:
-        raise UnsupportedError(refusal(problem, how.arch or devices.get(problem.device).arch))
+        raise UnsupportedError(search.reason())
 
     def slots(name: str, specs: Sequence[MatrixSpec], align: int = 1, role: str = "input") -> list[Address]:
         labels = [f"{name}[{g}]" if listed else name for g in range(len(specs))]
@@ -292,8 +319,7 @@ def _plan(problem: GroupedProblem, candidate: Candidate[GroupedProblem], how: Pl
         (args["offsets"],) = slots(divides, [MatrixSpec((problem.groups,), (1,), CutlassDtype.I32)])
     for name, scale in problem.scales.items():
         places[name] = slots(name, scale.arrays)
-        args[f"scale_form_{name[-1]}"] = _SCALE_FORMS[scale.form]
-        args |= scale_strides(name, scale, listed=listed)
+        args |= scale_args(name, scale, listed=listed)
     align = key.align_d if in_place_of_c else 1
     inputs = problem.fusion.inputs if problem.fusion else ()
     operands = [(operand, slots(operand.name, operand.arrays, align)) for operand in inputs]
@@ -337,7 +363,7 @@ def _table(
     """
     table, patches = bytearray(), []
     for g, extents in enumerate(problem.members):
-        for index, name in enumerate(_POINTERS):
+        for index, name in enumerate(("a", "b", "c", "d", "scale_a", "scale_b")):
             if addresses := places.get(name):
                 patches.append((len(table) + 8 * index, addresses[g if len(addresses) > 1 else 0]))
         table += ENTRY.pack(0, 0, 0, 0, 0, 0, *(layouts[letter][g].leading for letter in "abcd"), *extents, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -27,26 +27,13 @@ from ...pipeline.plan_cache import PlanKey
 from ...pipeline.probe import Probe
 from ...pipeline.problem import MatrixSpec, row_major
 from ...pipeline.reduction import is_batch_invariant
-from ...pipeline.request import Option, Request, RequestOptions, expect_served, math_of, sampled
+from ...pipeline.request import Option, Request, RequestOptions, math_of, sampled
 from ...pipeline.search import Candidate
-from ..gemm.operation import (
-    BATCH_INVARIANT,
-    FAST_ACCUM,
-    FP8_SCALES,
-    FP8_SCALINGS,
-    MATRIX_LAYOUT,
-    GemmLayout,
-    GemmShape,
-    expect_fp8,
-    expect_scaling,
-    fields_from,
-    layouts_from,
-    layouts_of,
-    refuse_columns,
-    sample_shape,
-)
+from ..gemm import operation as gemm
+from ..gemm.operation import GemmLayout, GemmShape
+from ..gemm.plans import scale_shapes
 from .kernels import GroupedSearch, make
-from .problem import LIST, OP, GroupedProblem, GroupScale, following, scale_shapes, scale_strides
+from .problem import LIST, OP, GroupedProblem, GroupScale, following, scale_args
 
 _DTYPES = (CutlassDtype.F16, CutlassDtype.BF16, CutlassDtype.F8E4M3, CutlassDtype.F8E5M2)
 
@@ -114,14 +101,14 @@ class GroupedGemmRequest(Request):
             shape=GroupedGemmShape, layout_a=GemmLayout, layout_b=GemmLayout, layout_c=GemmLayout, fast_accum=bool
         )
         check_options(batch_invariant=self.batch_invariant)
-        expect_served("grouped GEMM", self.dtype, self.arch, _DTYPES, ARCHS[OP])
-        expect_scaling(self.scaling, FP8_SCALINGS)
+        self.expect_served("grouped GEMM", _DTYPES, ARCHS[OP])
+        gemm.expect_scaling(self.scaling, gemm.FP8_SCALINGS)
         if self.scaling is not None:
-            expect_fp8(self.dtype)
+            gemm.expect_fp8(self.dtype)
         scales = self._scales
         try:
             for name, scale in scales.items():
-                scale_strides(name, scale, listed=True)
+                scale_args(name, scale, listed=True)
         except UnsupportedError as error:
             raise UnsupportedError(f"{error}, for a call of grouped_gemm: those of a request are dense") from None
         if self.tree is not None:
@@ -167,12 +154,9 @@ class GroupedGemmRequest(Request):
         form = self.scaling
         if form is None:
             return {}
-        shapes = [scale_shapes(form, group.m, group.n, group.k) for group in self.shape.groups]
-
-        def dense(shapes: Iterable[tuple[int, ...]]) -> GroupScale:
-            return GroupScale(tuple(MatrixSpec(shape, row_major(shape), CutlassDtype.F32) for shape in shapes), form)
-
-        return {"scale_a": dense(a for a, _ in shapes), "scale_b": dense(b for _, b in shapes)}
+        shapes = zip(*(scale_shapes(group.m, group.n, group.k)[form] for group in self.shape.groups), strict=True)
+        dense = (tuple(MatrixSpec(shape, row_major(shape), CutlassDtype.F32) for shape in side) for side in shapes)
+        return {name: GroupScale(arrays, form) for name, arrays in zip(("scale_a", "scale_b"), dense, strict=True)}
 
     def plan_key(self) -> PlanKey:
         return self.key_of(
@@ -195,6 +179,7 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
     request_type = GroupedGemmRequest
     message = "GroupedGemm"
     bound = "b"
+    optional = ("c", "bias")
     refuses = MappingProxyType(
         {
             "amax": "the kernels write D alone",
@@ -203,10 +188,10 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
     )
     options = (
         Option("groups", "MxNxK of each group, such as 128x512x256,0x512x256."),
-        MATRIX_LAYOUT,
-        FAST_ACCUM,
-        FP8_SCALES,
-        BATCH_INVARIANT,
+        gemm.MATRIX_LAYOUT,
+        gemm.FAST_ACCUM,
+        gemm.FP8_SCALES,
+        gemm.BATCH_INVARIANT,
     )
 
     def operands(self, request: GroupedGemmRequest) -> tuple[OperandSlot, ...]:
@@ -219,9 +204,6 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
             *(OperandSlot(operand.name, operand.arrays, listed=operand.kind == ROW) for operand in inputs),
             OperandSlot("out", grouped.d, listed=True, written=True),
         )
-
-    def optional_names(self, request: GroupedGemmRequest) -> tuple[str, ...]:
-        return ("a", "b", "c", *(() if request.scaling is None else ("scale_a", "scale_b")), "bias")
 
     def extents(self, request: GroupedGemmRequest) -> dict[str, Any]:
         return {"groups": [[group.m, group.n, group.k] for group in request.shape.groups]}
@@ -244,8 +226,8 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
             groups.append(GemmShape(*map(int, group.split("x"))))
         return GroupedGemmRequest(
             GroupedGemmShape(groups),
-            **fields_from(options),
-            **layouts_from(options),
+            **gemm.fields_from(options),
+            **gemm.layouts_from(options),
             fast_accum=options.flag("fast_accum"),
             scaling=options.given("scaling"),
             batch_invariant=options.flag("batch_invariant") or None,
@@ -255,18 +237,11 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
         options["batch_invariant"] = is_batch_invariant(request.batch_invariant)
         return make(request.problem(device), **options)
 
-    def result_layout(self, request: GroupedGemmRequest) -> str:
-        refuse_columns(request.layout_c)
-        return super().result_layout(request)
-
-    def search(self, request: GroupedGemmRequest, device: Device) -> GroupedSearch | None:
-        return None if request.problem(device.index).empty else request.search(device)
-
     def sample(
         self, key: KernelKey, epilogue: str, device: Device
     ) -> tuple[GroupedGemmRequest, Candidate[GroupedProblem]]:
         request = GroupedGemmRequest(
-            GroupedGemmShape([sample_shape(key)]), **sampled(key, epilogue), **layouts_of(key),
+            GroupedGemmShape([gemm.sample_shape(key)]), **sampled(key, epilogue), **gemm.layouts_of(key),
             fast_accum=key.math == FAST, batch_invariant=False,
         )  # fmt: skip
         return request, Candidate(key, None, 0.0, request.problem(device.index))

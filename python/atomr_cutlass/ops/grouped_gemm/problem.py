@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...arrays.symbols import gcd
 from ...epilogue.bound import GroupedFusion
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import ACCUMULATOR, EpilogueVisitorTree
 from ...generator.rules import TREE_OUTPUTS
-from ...pipeline.problem import MatrixSpec, round_up, views
+from ...pipeline.problem import MatrixSpec
 from ..quantize.reference import BLOCK
 
 OP = "grouped_gemm"
@@ -50,14 +49,11 @@ class GroupedProblem:
     """D[g] = epilogue(alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g]), in the callers' layouts.
 
     Attributes:
-        form: `contiguous` (A (rows, K), B (G, K, N), D (rows, N)), `masked` ((G, rows, K), (G, K, N), (G, rows, N)),
-            `along_k` ((M, total K), (total K, N), (G, M, N)) or `list` (matrices of their own).
+        form: of FORMS; `grouped_gemm` has a table of them.
         a, b, d: the arrays: one, or of a list one for each group.
         c: like d, or empty.
         counted: whether the rows are divided by counts; by ends otherwise. Always for the masked form.
         math: math mode of the kernel key; `fast` allows `default`.
-        scale_a, scale_b: scales that are arrays.
-        fusion: the tree after the product.
     """
 
     form: str
@@ -100,56 +96,14 @@ class GroupedProblem:
         return self.groups == 0 or all(0 in spec.shape for spec in self.d)
 
 
-@dataclass(frozen=True)
-class ReadLayout:
-    """How a kernel reads an array of matrices.
-
-    Attributes:
-        leading: leading dimension in elements.
-        group: elements from one group's matrix to the next; 0 where all are in one.
-        strided: bytes that every row (or column) and every matrix begins at a multiple of, at most 16.
-        contiguous: bytes that a row's (or column's) length is a multiple of too, at most 16.
-    """
-
-    leading: int
-    group: int
-    strided: int
-    contiguous: int
-
-
-def read_layout(spec: MatrixSpec, layout: str, name: str) -> ReadLayout | None:
-    """How a kernel would read an array with its matrices in this layout; None when it cannot."""
-    along = spec.shape[-1] if layout == "r" else spec.shape[-2]
-    if 0 in spec.shape:  # nothing is read: any leading dimension will do
-        return _read(spec, round_up(max(along, 1), 128 // spec.dtype.bits), 0, along)
-    found = [view for view in views(spec, name) if view.layout == layout]
-    group = spec.strides[0] if len(spec.shape) == 3 and spec.shape[0] > 1 else 0
-    return _read(spec, found[0].leading, group, along) if found else None
-
-
-def source_layout(bias: MatrixSpec) -> ReadLayout | None:
-    """How a kernel would read a bias in the place of C, each row the same one; None where it is not contiguous."""
-    if bias.shape[-1] > 1 and bias.strides[-1] != 1:
-        return None
-    group = bias.strides[0] if len(bias.shape) > 1 and bias.shape[0] > 1 else 0
-    return _read(bias, 0, group, bias.shape[-1])
-
-
-def _read(spec: MatrixSpec, leading: int, group: int, along: int) -> ReadLayout:
-    bits, alignment = spec.dtype.bits, 16 if 0 in spec.shape else spec.alignment
-    strided = gcd(alignment * 8, 128, leading * bits, group * bits) // 8
-    contiguous = gcd(strided * 8, along * bits) // 8
-    return ReadLayout(leading, group, strided & -strided, contiguous & -contiguous)
-
-
 _Choices = dict[str, tuple[Shape, ...]]
 
 
-def scale_strides(name: str, scale: GroupScale, *, listed: bool) -> dict[str, int]:
-    """The strides that a kernel reads `scale_a` or `scale_b` by, as arguments; those of a list have them in common."""
+def scale_args(name: str, scale: GroupScale, *, listed: bool) -> dict[str, int]:
+    """A kernel's arguments for `scale_a` or `scale_b`: form and strides, which those of a list have in common."""
     letter, arrays = name[-1], [spec for spec in scale.arrays if 0 not in spec.shape] or scale.arrays[:1]
     along, k_along = (-2, -1) if letter == "a" else (-1, -2)
-    first, found = arrays[0], {}
+    first, found = arrays[0], {f"scale_form_{letter}": {VECTOR: 1, GROUP: 2}.get(scale.form, 0)}
     if scale.form == GROUP and first.shape[0] > 1 and first.strides[0] != 1:
         raise UnsupportedError(f"{name} has strides {first.strides}: the scales of groups must be contiguous")
     if scale.form == VECTOR and any(spec.shape[along] > 1 and spec.strides[along] != 1 for spec in arrays):
@@ -170,19 +124,15 @@ def scale_strides(name: str, scale: GroupScale, *, listed: bool) -> dict[str, in
 
 
 def scale_forms(
-    form: str,
-    groups: int,
-    extents: Sequence[tuple[int, int, int]],
-    a: Sequence[Shape] | None,
-    b: Sequence[Shape] | None,
+    form: str, groups: int, extents: Sequence[tuple[int, int, int]], a: Sequence[Shape], b: Sequence[Shape]
 ) -> tuple[str, str]:
     """The forms of scale arrays of these shapes (`GroupScale`), of A and of B; `tensor` where there is none.
 
     `extents` and shapes are those of the arrays, or of each matrix of a list. Refuses other shapes, and block scales of
     one operand only.
     """
-    choices = [_choices(form, groups, *sizes) for sizes in extents]
-    sides = [("scale_a", a, [of_a for of_a, _ in choices]), ("scale_b", b, [of_b for _, of_b in choices])]
+    choices = zip(*(_choices(form, groups, *sizes) for sizes in extents), strict=True)
+    sides = list(zip(("scale_a", "scale_b"), (a, b), choices, strict=True))
     found = [_forms(shapes, valid) for _, shapes, valid in sides]
     plain = [next((kind for kind in kinds if kind != BLOCKS), "") for kinds in found]
     if all(plain):
@@ -190,7 +140,7 @@ def scale_forms(
     if all(BLOCKS in kinds for kinds in found):
         return BLOCKS, BLOCKS
     for (name, shapes, valid), kinds in zip(sides, found, strict=True):
-        if kinds or shapes is None:
+        if kinds:
             continue
         for index, shape in enumerate(shapes):  # of a list, names the first that fits nothing
             accepted = [each for of_form in valid[min(index, len(valid) - 1)].values() for each in of_form]
@@ -204,16 +154,10 @@ def scale_forms(
     )
 
 
-def scale_shapes(form: str, m: int, n: int, k: int) -> tuple[Shape, Shape]:
-    """The shapes of the scales of A and of B, of a matrix each of a list, in one of the forms."""
-    of_a, of_b = _choices(LIST, 1, m, n, k)
-    return ((1,), (1,)) if form == TENSOR else (of_a[form][0], of_b[form][0])
-
-
-def _forms(shapes: Sequence[Shape] | None, choices: list[_Choices]) -> list[str]:
+def _forms(shapes: Sequence[Shape], choices: Sequence[_Choices]) -> list[str]:
     """The forms that all arrays may have."""
-    found = [TENSOR] if all(math.prod(shape) == 1 for shape in shapes or ()) else []
-    if shapes is None or len(shapes) != len(choices):  # none, or one array for all matrices of a list
+    found = [TENSOR] if all(math.prod(shape) == 1 for shape in shapes) else []
+    if len(shapes) != len(choices):  # none, or one array for all matrices of a list
         return found
     pairs = list(zip(shapes, choices, strict=True))
     return found + [form for form in (GROUP, VECTOR, BLOCKS) if all(s in valid.get(form, ()) for s, valid in pairs)]
@@ -221,19 +165,14 @@ def _forms(shapes: Sequence[Shape] | None, choices: list[_Choices]) -> list[str]
 
 def _choices(form: str, groups: int, m: int, n: int, k: int) -> tuple[_Choices, _Choices]:
     """The shapes that scales of A and of B may have, beside one element."""
-    k_blocks, n_blocks = -(-k // BLOCK), -(-n // BLOCK)
+    rows, columns, k_blocks, n_blocks = (m, 1), (1, n), -(-k // BLOCK), -(-n // BLOCK)
+    of_a, of_b = (m, k_blocks), (k_blocks, n_blocks)
     if form == LIST:
-        return (
-            {VECTOR: ((m, 1),), BLOCKS: ((m, k_blocks),)},
-            {VECTOR: ((1, n),), BLOCKS: ((k_blocks, n_blocks),)},
-        )
-    each: tuple[Shape, ...] = ((groups,), (groups, 1, 1))
+        return {VECTOR: (rows,), BLOCKS: (of_a,)}, {VECTOR: (columns,), BLOCKS: (of_b,)}
+    each: _Choices = {GROUP: ((groups,), (groups, 1, 1))}
     if form == ALONG_K:
-        return (
-            {GROUP: each, VECTOR: ((m, 1), (groups, m, 1))},
-            {GROUP: each, VECTOR: ((1, n), (groups, 1, n))},
-        )
-    of_b: _Choices = {GROUP: each, VECTOR: ((groups, 1, n),), BLOCKS: ((groups, k_blocks, n_blocks),)}
+        return each | {VECTOR: (rows, (groups, *rows))}, each | {VECTOR: (columns, (groups, *columns))}
+    stacked_b = each | {VECTOR: ((groups, *columns),), BLOCKS: ((groups, *of_b),)}
     if form == MASKED:
-        return {GROUP: each, VECTOR: ((groups, m, 1),), BLOCKS: ((groups, m, k_blocks),)}, of_b
-    return {GROUP: ((groups,),), VECTOR: ((m, 1),), BLOCKS: ((m, k_blocks),)}, of_b
+        return each | {VECTOR: ((groups, *rows),), BLOCKS: ((groups, *of_a),)}, stacked_b
+    return {GROUP: ((groups,),), VECTOR: (rows,), BLOCKS: (of_a,)}, stacked_b

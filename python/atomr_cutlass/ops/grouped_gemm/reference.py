@@ -67,8 +67,10 @@ def grouped_gemm(
         LIST: range(len(out)), ALONG_K: range(len(rows)), CONTIGUOUS: rows, MASKED: list(enumerate(rows))
     }[form]  # fmt: skip
 
-    def part(name: str, array: AnyArray, group: int, place: Any) -> Any:
-        scaling = scale_forms.get(name)
+    def part(name: str, given: Sequence[AnyArray], group: int, place: Any) -> Any:
+        if form == LIST:
+            return given[group if len(given) > 1 else 0]
+        (array,), scaling = given, scale_forms.get(name)
         if scaling == TENSOR:
             return array
         if scaling == GROUP:
@@ -83,11 +85,7 @@ def grouped_gemm(
 
     results = []
     for group, place in enumerate(places):
-        product: dict[str, Any]
-        if form == LIST:
-            product = {name: each[group if len(each) > 1 else 0] for name, each in arrays.items()}
-        else:
-            product = {name: part(name, array, group, place) for name, (array,) in arrays.items()}
+        product = {name: part(name, given, group, place) for name, given in arrays.items()}
         try:
             d = gemm(**product, **terms, out_dtype=out_dtype if tree is None else CutlassDtype.F64)
             if tree is not None:

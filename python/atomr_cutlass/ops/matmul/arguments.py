@@ -17,7 +17,7 @@ from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.rules import FP8_TYPES, accumulator
 from ...pipeline.problem import is_dense
-from .request import AMAX, AUX, BIAS, READ, WRITTEN, Form, Matrices
+from .operation import AMAX, AUX, BIAS, READ, WRITTEN, Form, Matrices
 
 Views = dict[str, _core.Operand]
 """Arrays by a request's names, D as `d` or, once it is there in any case, `out`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,13 +30,11 @@ from ...pipeline.call_options import CallOptions
 from ...pipeline.operation import settled
 from ...pipeline.plan import Plan
 from ...pipeline.problem import GemmProblem
-from ...pipeline.reduction import refuse_sums
 from ..gemm import reference as gemm_reference
-from ..gemm.plans import make
-from ..gemm.scaled import NO_SCALES, Scales, problem_of, scales_of
+from ..gemm.plans import NO_SCALES, Scales, make, problem_of, scales_of
 from ..product import Product
 from .arguments import Views, check_vectors, views_of, written_of
-from .request import AMAX, AUX, BIAS, HeuristicKey, MatmulEpilogue, MatmulRequest, Matrices, tree_of
+from .operation import AMAX, AUX, BIAS, HeuristicKey, MatmulEpilogue, MatmulRequest, Matrices, tree_of
 
 _TRANSPOSED = {"a": "b", "b": "a", "scale_a": "scale_b", "scale_b": "scale_a", "amax": AMAX}
 """The names of arrays by those that operands have in the product of the transposes, where they differ."""
@@ -84,18 +81,14 @@ def _awaited(request: MatmulRequest) -> Any:
 
 def _call(
     a: Any, b: Any, c: Any, bias: Any, gelu_aux: Any, amax_d: Any, out: Any, alpha: float, beta: float,
-    scale_a: Any, scale_b: Any, scale_d: Any, stream: Any, out_dtype: CutlassDtype | None, precision: str | None,
-    fast_accum: bool, backend: str, jit: str | None, workspace_size: int | None, batch_invariant: bool | None,
-    matrices: tuple[Any, ...], extents: tuple[int, ...], factor: float,
+    scale_a: Any, scale_b: Any, scale_d: Any, stream: Any, options: CallOptions, matrices: tuple[Any, ...],
+    extents: tuple[int, ...], factor: float,
 ) -> Any:  # fmt: skip
     arrays = {
         "a": a, "b": b, "c": c, BIAS: bias, AUX: gelu_aux, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d,
         AMAX: amax_d,
     }  # fmt: skip
-    options = CallOptions(
-        out_dtype=out_dtype, precision=precision, fast_accum=fast_accum, backend=backend, jit=jit,
-        workspace_size=workspace_size, batch_invariant=batch_invariant, alpha=alpha, beta=beta, stream=stream,
-    )  # fmt: skip
+    options = options._replace(alpha=alpha, beta=beta, stream=stream)
     return Call(_parse, arrays, out, options, own=(matrices, extents, factor))
 
 
@@ -128,7 +121,7 @@ class _Matmul(Product):
         if summed:
             refuse()  # two plans
             if self.call.planning["batch_invariant"]:
-                refuse_sums([BIAS])
+                reduction.refuse_sums([BIAS])
         use = HeuristicKey(
             matrices.m, matrices.n, matrices.k, operands.dtype_of(views["a"], "a"), matrices.transa, matrices.transb,
             MatmulEpilogue(matrices.epilogue), devices.get(views["a"].device).arch,
@@ -138,7 +131,9 @@ class _Matmul(Product):
             return product
         of_sums = sums_of(views, summed, matrices.k, stream)
         sums = self._product(of_sums, None, None, use=None, like=like, stream=stream)
-        return WithSums(product, sums, summed, self.call.own[2], self._names(product), of_sums)
+        read = tuple(name for name in (summed, f"scale_{summed}") if name in of_sums)
+        names = tuple(dict.fromkeys((*self._names(product), *read, BIAS)))
+        return WithSums(product, sums, names, read, of_sums, self.call.own[2])
 
     def _product(
         self, views: Views, tree: EpilogueVisitorTree | None, scalars: tuple[float, float] | None, **how: Any
@@ -147,8 +142,6 @@ class _Matmul(Product):
         problem, scales = product_of(views, self.math, tree)
         if scalars and scalars[0] == 0 and tree is None and scales.d is None and scales.amax is None:
             scales = NO_SCALES  # A and B are not read then, and so neither are their scales
-        if problem.k == 0 and (tree is not None or scales != NO_SCALES):
-            raise UnsupportedError("k is 0: without products GPU kernels compute epilogue DEFAULT without scales only")
         how |= self.call.planning
         if scalars:
             how |= {"alpha": scalars[0], "beta": scalars[1], "of_call": True}
@@ -184,23 +177,19 @@ class _Matmul(Product):
                 operands.clear_async(views[name], stream)
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
-        a, b, c = host["a"], host["b"], host.get("c")
         alpha, beta = self.call.scalars
-        how: dict[str, Any] = {
-            "alpha": alpha, "beta": beta, "scale_a": host.get("scale_b"), "scale_b": host.get("scale_a"),
-            "math": self.math,
-        }  # fmt: skip
+        compute = functools.partial(
+            gemm_reference.gemm, host["b"], host["a"], host.get("c"), alpha=alpha, beta=beta, math=self.math,
+            scale_a=host.get("scale_b"), scale_b=host.get("scale_a"),
+        )  # fmt: skip
         scale_d = float(host["scale_d"].reshape(())) if "scale_d" in host else None
-        computed: dict[str, AnyArray]
         if self.tree is not None:
-            acc = gemm_reference.gemm(b, a, c, **how, out_dtype=CutlassDtype.F64)
+            acc = compute(out_dtype=CutlassDtype.F64)
             inputs = {operand.name: host[operand.name] for operand in self.tree.inputs}
             computed = dict(reference.evaluate(self.tree, acc, inputs, out_dtype=self.result, scale_d=scale_d))
-        elif AMAX in self.results:
-            made = gemm_reference.gemm_with_amax(b, a, c, **how, scale_d=scale_d, out_dtype=self.result)
-            computed = {AMAX: made.amax, RESULT: made.d}
         else:
-            computed = {RESULT: gemm_reference.gemm(b, a, c, **how, scale_d=scale_d, out_dtype=self.result)}
+            computed = {AMAX: np.zeros(1, np.float32)} if AMAX in self.results else {}
+            computed[RESULT] = compute(scale_d=scale_d, amax=computed.get(AMAX), out_dtype=self.result)
         if self.matrices.form.summed:
             computed[BIAS] = self._summed(host)
         return computed
@@ -288,46 +277,37 @@ class WithSums:
     """The plans of a product and of the sums of one of its operands, its product with ones, called as one.
 
     Attributes:
-        operand: `a` or `b`, which is summed.
-        scale: the operand's, where it is a number.
-        taken: the names of the arrays that the product takes before D.
+        names: of the request's arrays that are taken before D, those of the product first.
+        read: of these, the operand that is summed, and its scale, if it is an array.
         views: the arrays that the sums were planned for.
+        scale: the operand's, where it is a number.
     """
 
     product: Plan
     sums: Plan
-    operand: str
-    scale: float
-    taken: tuple[str, ...]
+    names: tuple[str, ...]
+    read: tuple[str, ...]
     views: Views
+    scale: float
     request = None
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else a plan tells is told of the product."""
         return getattr(self.product, name)
 
-    @property
-    def scales(self) -> tuple[str, ...]:
-        """The operand's scale, if it is an array: the product leaves scales out where alpha is 0."""
-        return tuple(name for name in (f"scale_{self.operand}",) if name in self.views)
-
-    @functools.cached_property
-    def names(self) -> tuple[str, ...]:
-        """Of the request's arrays that it takes, before D."""
-        return tuple(dict.fromkeys((*self.taken, *self.scales, BIAS)))
-
     def __call__(self, *arrays: _core.Operand, out: _core.Operand, alpha: float, beta: float, stream: int) -> None:
         """Launches both."""
         given = dict(zip(self.names, arrays, strict=True))
+        bias = given.pop(BIAS)
         # Neither plan knows all arrays, and the product is launched before that of the sums looks at its own.
-        check_writable(given[BIAS], BIAS)
-        others = {name: view for name, view in given.items() if name != BIAS}
-        check_apart({BIAS: given[BIAS]}, {**others, "d": out})
-        self.product(*(given[name] for name in self.taken), out=out, alpha=alpha, beta=beta, stream=stream)
-        d = relaid(given[BIAS], self.views[RESULT].shape, self.views[RESULT].strides)
-        pair = self.views | {self.operand: given[self.operand]}
-        scales = (given[name] for name in self.scales)
-        self.sums(pair["b"], pair["a"], *scales, out=d, alpha=self.scale, beta=0.0, stream=stream)
+        check_writable(bias, BIAS)
+        check_apart({BIAS: bias}, {**given, "d": out})
+        self.product(*arrays[: len(self.product.slots) - 1], out=out, alpha=alpha, beta=beta, stream=stream)
+        d = relaid(bias, self.views[RESULT].shape, self.views[RESULT].strides)
+        operand, *scales = self.read
+        pair = self.views | {operand: given[operand]}
+        others = (given[name] for name in scales)
+        self.sums(pair["b"], pair["a"], *others, out=d, alpha=self.scale, beta=0.0, stream=stream)
 
 
 def sums_of(views: Mapping[str, _core.Operand], name: str, k: int, stream: int) -> Views:
@@ -342,20 +322,18 @@ def sums_of(views: Mapping[str, _core.Operand], name: str, k: int, stream: int) 
     return pair | {scale: views[scale] for scale in (f"scale_{name}",) if scale in views}
 
 
-_made_ones: dict[tuple[CutlassDtype, int], list[_core.Operand]] = {}
-_ones_lock = threading.Lock()
+_made_ones: dict[tuple[CutlassDtype, int, int], _core.Operand] = {}
 
 
 def _ones(dtype: CutlassDtype, length: int, device: int, stream: int) -> _core.Operand:
     """At least this many ones on a GPU, for ever: a captured graph may read them."""
-    with _ones_lock:
-        made = _made_ones.setdefault((dtype, device), [])
-        if not made or made[-1].shape[0] < length:
-            if _core.capturing(device, stream):
-                raise UnsupportedError(
-                    "BGRADA and BGRADB need memory that cannot be had while a CUDA graph is captured: call matmul once "
-                    "before the capture"
-                )
-            size = 1 << max(12, (length - 1).bit_length())
-            made.append(operands.upload(np.ones(size, numerics.numpy_dtype(dtype)), device))
-        return made[-1]
+    size = 1 << max(12, (length - 1).bit_length())
+    known = dtype, device, size
+    if known not in _made_ones:
+        if _core.capturing(device, stream):
+            raise UnsupportedError(
+                "BGRADA and BGRADB need memory that cannot be had while a CUDA graph is captured: call matmul once "
+                "before the capture"
+            )
+        _made_ones.setdefault(known, operands.upload(np.ones(size, numerics.numpy_dtype(dtype)), device))
+    return _made_ones[known]

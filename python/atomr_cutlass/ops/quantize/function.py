@@ -329,8 +329,6 @@ def _into(
     outs: Mapping[str, Any], results: dict[str, Result], inputs: Mapping[str, _core.Operand]
 ) -> dict[str, Result]:
     """The results in the caller's arrays, where there are such; refuses arrays that new ones would not be like."""
-    if not outs:
-        return results
     views = views_of(outs, outs)
     check_devices({**inputs, **views})
     for name, view in views.items():
@@ -344,7 +342,7 @@ def _into(
             )
         check_writable(view, name)
     check_apart(views, inputs)
-    return {name: Result(view.shape, view.dtype, outs[name], view) for name, view in views.items()}
+    return results | {name: Result(view.shape, view.dtype, outs[name], view) for name, view in views.items()}
 
 
 def _views(function: str, call: Call, scaling: str, **more: Any) -> dict[str, _core.Operand]:

@@ -44,11 +44,6 @@ SCALE_TILE: Final = (128, 4)
 """Rows and columns of scales that are contiguous in the swizzled form."""
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# One scale for each tensor, row, column or block
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 class Quantized(NamedTuple):
     """Values in a narrow format, and the scale that they are to be multiplied by."""
 
@@ -125,11 +120,6 @@ def dequantize_blockwise(values: AnyArray, scale: AnyArray, *, block: tuple[int,
     if scale.shape != expected:
         raise InvalidOperandError(f"scale has shape {scale.shape}; expected {expected}")
     return dequantize(values, _spread(scale, values.shape, block))
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# fp4 with block scales
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 class BlockScaled(NamedTuple):
@@ -242,11 +232,6 @@ def dequantize_fp4(x: BlockScaled, *, axis: int = -1) -> Float32Array:
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         product = last * (_spread(scale, last.shape, (vector,)) * x.global_scale)
         return np.ascontiguousarray(np.moveaxis(product, -1, axis), np.float32)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Forms that the GPU reads
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def pack_fp4(values: AnyArray) -> npt.NDArray[np.uint8]:

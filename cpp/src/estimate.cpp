@@ -570,20 +570,38 @@ double Model::few_busy(Kernel const& kernel, Extents const& e, Gpu const& gpu, i
                       double(ceil_div(height, 64));
   double const exposed = of(c_.FEW_EXPOSED, c_.FEW_EXPOSED_ROWS);
 
-  // So many thread blocks at once, each with a tile. Two multiprocessors share a port.
-  auto const wave = [&](double blocks) {
-    double const parts[] = {
-        blocks * bytes / memory, boxes * request, bytes / port * (2 * blocks > double(gpu.multiprocessors) ? 2 : 1),
-        blocks / double(share) * (double(height * share) + counted) * boxes * kLineBytes / l2, boxes * (box + wide)};
+  // Two multiprocessors share a port: thread blocks have one alone where they are few, fewer in wide clusters.
+  double const gpu_blocks = double(gpu.multiprocessors);
+  double const alone = gpu_blocks * (ranks <= 2   ? c_.FEW_ALONE
+                                     : ranks == 4 ? c_.FEW_ALONE_IN_FOURS
+                                                  : c_.FEW_ALONE_IN_EIGHTS);
+  // So many thread blocks at once, each with a tile.
+  auto const wave = [&](double blocks, bool shares_port) {
+    double const parts[] = {blocks * bytes / memory, boxes * request, bytes / port * (shares_port ? 2 : 1),
+                            blocks / double(share) * (double(height * share) + counted) * boxes * kLineBytes / l2,
+                            boxes * (box + wide)};
     double const longest = *std::max_element(std::begin(parts), std::end(parts));
     return longest + exposed * (std::accumulate(std::begin(parts), std::end(parts), 0.0) - longest);
   };
-  double const area = double(height * few), full = std::min(clusters, tiles) * double(ranks);
+  double const full = std::min(clusters, tiles) * double(ranks), before = (waves - 1) * clusters;
+  double const blocks = (tiles - before) * double(ranks);
+  double const working =  // of the last wave: the last tile may be but a part of one
+      (double(e.batch) * double(along_m ? e.m : e.n) / double(height * share) - before) * double(ranks);
+  double last = wave(blocks, working > alone);
+  if (waves > 1) {  // its first boxes are requested ahead
+    last *= 1 - of(c_.FEW_AHEAD, c_.FEW_AHEAD_ROWS) * std::max(0.0, 1 - blocks / (c_.FEW_AHEAD_BLOCKS * gpu_blocks));
+  } else if (working <= alone) {
+    last *= 1 - of(c_.FEW_ALONE_LESS, c_.FEW_ALONE_LESS_ROWS);
+  } else {
+    double const uneven = ranks <= 2 ? of(c_.FEW_UNEVEN, c_.FEW_UNEVEN_ROWS)
+                                     : of(c_.FEW_UNEVEN_IN_CLUSTERS, c_.FEW_UNEVEN_IN_CLUSTERS_ROWS);
+    last *= 1 + uneven * std::min(1.0, (gpu_blocks - blocks) / (c_.FEW_UNEVEN_BLOCKS * gpu_blocks));
+  }
+  double const area = double(height * few);
   double const stored = area * of(c_.FEW_STORED_SECONDS, c_.FEW_STORED_ROWS_SECONDS) / double(split);
   double const added = area * of(c_.FEW_GATHERED_SECONDS, c_.FEW_GATHERED_ROWS_SECONDS) +
                        of(c_.FEW_ADDED_SECONDS, c_.FEW_ADDED_ROWS_SECONDS);
-  return (waves - 1) * wave(full) + wave((tiles - (waves - 1) * clusters) * double(ranks)) +
-         waves * (stored + (split > 1 ? added : 0.0));
+  return (waves - 1) * wave(full, full > alone) + last + waves * (stored + (split > 1 ? added : 0.0));
 }
 
 // Seconds of a kernel that shares out K.

@@ -200,7 +200,7 @@ def test_a_launch_is_told_a_division_that_its_kernel_has(layouts: str) -> None:
         assert made.swizzle in shares(key)
         assert made.width in widths(key)
         told.add((made.swizzle, made.width))
-    assert len(told) > 10
+    assert len(told) > 5
 
 
 @pytest.mark.usefixtures("full_table")

@@ -514,9 +514,9 @@ Launch Model::few(Kernel const& kernel, Extents const& e, Gpu const& gpu) const 
     }
   }
   int64_t const few = turned(kernel, e.m, e.n) ? e.n : e.m;
-  best.seconds *= (kernel.fp8 ? c_.FEW_FP8 : 1.0) * (kernel.block_scaled ? c_.FEW_BLOCK_SCALED : 1.0) *
-                  (few > kManyRows ? c_.FEW_MANY : 1.0);
   auto const of = [&](double along_k, double rows) { return kernel.b_along_k ? along_k : rows; };
+  best.seconds *= (kernel.fp8 ? c_.FEW_FP8 : 1.0) * (kernel.block_scaled ? c_.FEW_BLOCK_SCALED : 1.0) *
+                  (few > kManyRows ? of(c_.FEW_MANY, c_.FEW_MANY_ROWS) : 1.0);
   best.seconds += of(c_.FEW_LAUNCH_SECONDS, c_.FEW_LAUNCH_ROWS_SECONDS);
   if (kernel.cluster[2] > 1) best.seconds += of(c_.FEW_CLUSTER_SECONDS, c_.FEW_CLUSTER_ROWS_SECONDS);
   return best;

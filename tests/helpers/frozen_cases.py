@@ -305,11 +305,24 @@ def case_a_file_that_is_none_of_keys_is_left_as_it_is() -> None:
             with ac.record(where):
                 pytest.fail("entered")
 
-        refused(ac.InvalidOperandError, "no file of keys", lambda: enter(path))
+        refused(ac.InvalidOperandError, "has something else", lambda: enter(path))
         refused(ac.InvalidOperandError, "cannot record kernels", lambda: enter(Path(name) / "nowhere" / "keys.jsonl"))
         refused(ac.InvalidOperandError, "path is 7", lambda: enter(7))
         refused(ac.InvalidOperandError, "cannot record", lambda: enter("a\0b"))
         assert path.read_text() == "buy milk\n"
+
+
+def case_a_file_to_which_nothing_is_added_is_not_replaced() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        path, link = Path(name) / "keys.jsonl", Path(name) / "link.jsonl"
+        path.touch(0o600)
+        link.symlink_to(path)
+        before = path.stat()
+        for where in (path, link):
+            with ac.record(where):
+                pass
+        assert link.is_symlink()
+        assert (path.stat().st_ino, path.stat().st_mode) == (before.st_ino, before.st_mode)
 
 
 def case_a_recording_that_fails_is_no_reason_for_a_call_to_fail() -> None:

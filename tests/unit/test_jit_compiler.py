@@ -286,6 +286,25 @@ def test_a_process_does_not_wait_at_exit_for_what_compiles_in_the_background(tmp
     assert (ran.stdout, ran.stderr, ran.returncode) == ("ends\n", "", 0)
 
 
+@pytest.mark.parametrize("request_bytes", [10, 200_000])
+def test_a_worker_that_hangs_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request_bytes: int
+) -> None:
+    """Whether it reads its request or not, and though a child of its own keeps the pipes open."""
+    hanging = tmp_path / "hanging"
+    hanging.write_text("#!/bin/sh\nsleep 30\n")
+    hanging.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(hanging))
+    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 0.5)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))  # whose turns the children of other tests do not hold
+    request = {"library": "x", "name": "n", "source": "x" * request_bytes, "options": [], "image": "cubin"}
+    begun = time.monotonic()
+    with pytest.raises(LibraryError, match="did not end within"):
+        compiler._compiled([request] * 2)
+    assert time.monotonic() - begun < 10
+    assert not compiler._running
+
+
 def test_a_broken_source_says_so_with_log_source_and_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answer = worker.answer(None, "broken(1): error: expected an expression\n1 error detected")
     _worker(monkeypatch, tmp_path, f"import sys; sys.stdout.buffer.write({answer!r})")

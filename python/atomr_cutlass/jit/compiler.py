@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CacheError, CompileError, LibraryError
 from ..generator import machine
@@ -236,11 +236,15 @@ class _Half:
     def __init__(self, request: dict[str, Any], turn: locks.Lock | None) -> None:
         self._turn, self._answer, self._said = turn, b"", b""
         try:
-            with locks.forking:  # a forked child that had a pipe's end would keep it open
+            # A request in memory: a pipe has room for 64 KiB, and a worker that hangs would not read the rest.
+            with os.fdopen(os.memfd_create("request"), "r+b") as asked, locks.forking:
+                asked.write(json.dumps(request).encode() + b"\n")
+                asked.seek(0)
+                # A child that is forked meanwhile would keep a pipe's end open.
                 self._process = subprocess.Popen(
                     # -I: the environment does not decide what Python runs.
                     [sys.executable, "-I", str(_WORKER)],
-                    stdin=subprocess.PIPE,
+                    stdin=asked,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     env=_environment(),
@@ -257,14 +261,15 @@ class _Half:
             self._process.kill()
         # From the start: the two run side by side.
         self._deadline = time.monotonic() + COMPILE_SECONDS
-        with contextlib.suppress(BrokenPipeError):  # of one that has died already
-            cast("IO[bytes]", self._process.stdin).write(json.dumps(request).encode() + b"\n")
 
     def has_ended(self, seconds: float) -> bool:
         """Whether the process has ended; reads its answer for so many seconds at most."""
         try:
             self._answer, self._said = self._process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired as late:
+            if self._process.poll():  # a child of the worker's own keeps the pipes open
+                self._said = late.stderr or b""
+                return True
             if time.monotonic() >= self._deadline:
                 raise LibraryError("nvrtc", f"the compiler did not end within {COMPILE_SECONDS:.0f} s") from None
             return False
@@ -283,7 +288,9 @@ class _Half:
 
     def stop(self) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        for pipe in filter(None, (self._process.stdout, self._process.stderr)):
+            pipe.close()  # not read to its end: a child of the worker's own may keep it open
         _running.discard(self._process)
         if self._turn is not None:
             with contextlib.suppress(OSError):  # it is in nobody's way

@@ -186,18 +186,20 @@ def save(path: Path, content: bytes) -> None:
 
 
 def rewrite(path: Path, made: Callable[[str], str], doing: str) -> None:
-    """Replaces a user's file of keys by the text that is made of it while no other process does: whole lines only.
+    """Replaces a user's file of lines by the text that is made of it, if that differs, while no other process does.
 
     `doing` is for errors, such as "record kernels in".
     """
     try:
         with locks.hold(path.with_name(f"{path.name}.lock"), _REWRITE_SECONDS):
             present = path.read_text(encoding="utf-8") if path.exists() else ""
-            write(path, made(present).encode(), path.parent, mode=0o644)
+            text = made(present)
+            if text != present or not path.exists():
+                write(path, text.encode(), path.parent, mode=0o644)
     except OSError as error:
         raise InvalidOperandError(f"cannot {doing} {path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise InvalidOperandError(f"cannot {doing} {path}, no file of keys: {error}") from error
+        raise InvalidOperandError(f"cannot {doing} {path}, which has something else: {error}") from error
 
 
 def remove(path: Path) -> None:

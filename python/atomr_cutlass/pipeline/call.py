@@ -185,7 +185,7 @@ class Invocation(abc.ABC):
     @property
     def device(self) -> int:
         """Index of the GPU that the operands are on; 0 for host arrays."""
-        return self.first.device
+        return self.first.device if self.on_gpu else 0
 
     @property
     def views(self) -> dict[str, _core.Operand]:

@@ -422,6 +422,12 @@ def test_an_empty_result_launches_nothing(actor: CutlassActor, gpu: FakeGpu) -> 
     assert (gpu.plans, gpu.launches) == ([], [])
 
 
+def test_an_empty_result_waits_for_nothing(actor: CutlassActor, gpu: FakeGpu) -> None:
+    gpu.capturing.add(0)
+    request = dataclasses.replace(REQUEST, shape=GemmShape(0, 16, 32))
+    assert actor.handle(CutlassMsg.Gemm(request, operands_of(request))).shape == (0, 16)
+
+
 def test_the_largest_magnitude_of_an_empty_result_is_0(actor: CutlassActor, gpu: FakeGpu) -> None:
     request = GemmRequest(
         GemmShape(0, 16, 32), dtype=D.F8E4M3, layout_b=GemmLayout.COL_MAJOR, scaling="tensor", quantized=True

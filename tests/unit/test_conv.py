@@ -321,7 +321,7 @@ GPU_W = CudaArray(0x7F00_0000_0000, (8, 3, 3, 4), "<f4")
         ((X, W), {"groups": True}, "groups is True; expected a positive integer"),
         ((X, W), {"groups": 1.0}, r"groups is 1\.0; expected a positive integer"),
         ((X, W), {"stride": 0}, "stride is 0; expected an integer from 1"),
-        ((X, W), {"stride": (1, 2, 3)}, r"stride is \(1, 2, 3\); expected an integer from 1, or one each"),
+        ((X, W), {"stride": (1, 2, 3)}, r"stride is \(1, 2, 3\); expected an integer from 1 to 2\^31 - 1, or one each"),
         ((X, W), {"stride": "2"}, "stride is '2'"),
         ((X, W), {"dilation": (1, 0)}, r"dilation is \(1, 0\)"),
         ((X, W), {"padding": -1}, "padding is -1; expected an integer from 0"),

@@ -351,7 +351,9 @@ def test_element_types_by_any_name(given: Any, dtype: D) -> None:
     assert trace(lambda acc: ep.cast(acc, given)).tree.result_dtype is dtype
 
 
-@pytest.mark.parametrize("given", ["bf17", None, 3, np.int16, np.dtype(">f4"), (1, 8), (0,), object()])
+@pytest.mark.parametrize(
+    "given", ["bf17", None, 3, np.int16, np.dtype(">f4"), (1, 8), (0,), (None, None), ("f4", ()), [2, 16], object()]
+)
 def test_what_is_no_element_type(given: Any) -> None:
     with pytest.raises(InvalidOperandError, match=r"kind row: .*; valid: f64, f32, "):
         Operand("row", given)
@@ -663,6 +665,8 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
     (lambda acc: np.max(acc), _BESIDE),
     (lambda acc: np.sin(acc), "numpy.sin of a traced value: the operations are those of atomr_cutlass.epilogue"),
     (lambda acc: np.exp(acc, out=np.ones(3)), "leave inplace and out away"),
+    (lambda acc: acc.clamp(0, min=1), ".clamp of a traced value, multiple values for argument 'min'"),
+    (lambda acc: acc.clamp(a_min=0), ".clamp of a traced value, got an unexpected keyword argument 'a_min'"),
     (lambda acc: np.exp(acc, where=True), "numpy.exp of a traced value, got an unexpected keyword argument 'where'"),
     (lambda acc: np.where(acc), "numpy.where of a traced value, missing a required"),
     (lambda acc: np.power(2, acc), "write exp(x * log(base)) for base ** x"),

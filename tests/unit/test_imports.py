@@ -316,6 +316,12 @@ def test_importing_loads_no_framework_and_starts_no_cuda() -> None:
     assert found["driver"] is False
 
 
+@pytest.mark.parametrize("name", ["conv2d", "grouped_gemm", "matmul"])
+def test_operations_load_no_other_element_types(name: str) -> None:
+    code = f"import sys, atomr_cutlass as ac; ac.{name}; print('ml_dtypes' in sys.modules, ac.__name__)"
+    assert _python(code) == "False atomr_cutlass"
+
+
 DEFERRED = {
     "epilogue.validate", "ops.conv2d.function", "ops.conv2d.operation", "ops.gated_gemm.function", "ops.gemm.operation",
     "ops.grouped_gemm.function", "ops.grouped_gemm.operation", "ops.matmul.function", "ops.quantize.function",

@@ -22,7 +22,7 @@ import fake_pack
 import fake_table
 import matmul_gpu
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass import HeuristicCache, HeuristicKey, MatmulRequest, ScaleSet
+from atomr_cutlass import HeuristicCache, HeuristicKey, MatmulRequest, ScaleSet, _core
 from atomr_cutlass import MatmulEpilogue as E
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.arrays.numerics import numpy_dtype, saturating_cast
@@ -30,6 +30,7 @@ from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, Libra
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.matmul import function as of_matmul
 from atomr_cutlass.ops.matmul.operation import FORMS
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.heuristic import heuristics
@@ -397,7 +398,10 @@ def test_bad_requests_are_refused(changes: dict[str, Any], says: str) -> None:
 
 @pytest.mark.parametrize(
     ("scales", "says"),
-    [({"a": True}, "scales.a is a bool"), ({"amax_d": 1.0}, "scales.amax_d is a number; expected an array")],
+    [
+        ({"a": True}, "scales.a is a bool; expected a number or an array"),
+        ({"amax_d": 1.0}, "scales.amax_d is a number; expected an array"),
+    ],
 )
 def test_bad_scales_are_refused(scales: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidOperandError, match=says):
@@ -765,3 +769,20 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.parametrize("case", CASES)
 def test_on_a_fake_gpu(case: str, outcome: dict[str, str]) -> None:
     assert outcome[case] == ""
+
+
+def test_ones_that_are_long_enough_serve_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def upload(values: Any, _device: int) -> _core.Operand:
+        made.append(len(values))
+        return _core.Operand(4096, values.shape, None, (2, 16), 2, 0)
+
+    monkeypatch.setattr(of_matmul.operands, "upload", upload)
+    monkeypatch.setattr(of_matmul, "_made_ones", {})
+    monkeypatch.setattr(_core, "capturing", lambda _device, _stream: bool(made))
+    assert of_matmul._ones(D.F16, 10000, 0, 0).shape == (16384,)
+    assert of_matmul._ones(D.F16, 100, 0, 0).shape == (16384,)
+    with pytest.raises(UnsupportedError, match="call matmul once before the capture"):
+        of_matmul._ones(D.F16, 20000, 0, 0)
+    assert made == [16384]

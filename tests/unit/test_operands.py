@@ -313,6 +313,22 @@ def test_cuda_arrays_that_no_kernel_can_read_are_refused(arguments: dict[str, An
 
 
 @pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("shape", {2: 1, 3: 2}, "a tuple of integers"),
+        ("shape", {2, 3}, "a tuple of integers"),
+        ("strides", iter((6, 2)), "a tuple of integers"),
+        ("data", {ADDRESS: 1, 2: 2}, r"\(address, whether it is read-only\)"),
+    ],
+)
+def test_fields_of_a_cuda_array_are_sequences(field: str, value: Any, says: str) -> None:
+    array = CudaArray(ADDRESS, (2, 3))
+    array.__cuda_array_interface__[field] = value
+    with pytest.raises(InvalidOperandError, match=f"has {field} .*; expected {says}"):
+        operands.as_operand(array)
+
+
+@pytest.mark.parametrize(
     ("stream", "ordered"), [(None, []), (1, []), (2, [(0, 2, 0, False)]), (0x55AA, [(0, 0x55AA, 0, False)])]
 )
 def test_launches_wait_for_the_stream_of_a_cuda_array(

@@ -636,11 +636,11 @@ def test_plans_name_dimensions_as_their_request_does() -> None:
     [
         ({"n": 0}, r"ConvShape\.n is 0; expected an integer from 1"),
         ({"c": 16.0}, r"ConvShape\.c is 16\.0"),
-        ({"stride": 0}, r"stride is \(0, 0\); expected an integer from 1, or one each"),
+        ({"stride": 0}, r"stride is \(0, 0\); expected an integer from 1 to 2\^31 - 1, or one each"),
         ({"padding": -1}, r"padding is \(-1, -1\); expected an integer from 0"),
         (
             {"dilation": (1, 2, 3)},
-            r"dilation is \(1, 2, 3\); expected an integer from 1, or one each for rows and columns",
+            r"dilation is \(1, 2, 3\); expected an integer from 1 to 2\^31 - 1, or one each for rows and columns",
         ),
         ({"groups": 3}, "x has C = 16, no multiple of the 3 groups"),
         ({"r": 11}, "the result has no rows: 11 taps of w with dilation 1 are longer than 8 with padding 0 and 0"),
@@ -654,8 +654,8 @@ def test_convolutions_without_sense_are_refused(changes: dict[str, Any], says: s
 
 
 @pytest.mark.parametrize(
-    "given", [{"stride": 2}, {"stride": [1, 2]}, {"padding": ([1, 1], [1, 1])}, {"dilation": [1, 1]}]
+    "given", [{"stride": 2}, {"stride": None}, {"stride": [1, 2]}, {"padding": ([1, 1], [1, 1])}, {"dilation": [1, 1]}]
 )
 def test_pairs_of_convolutions_are_tuples(given: dict[str, Any]) -> None:
-    with pytest.raises(InvalidOperandError, match="expected a tuple, for rows and columns"):
+    with pytest.raises(InvalidOperandError, match="expected tuples of two integers, for rows and columns"):
         ConvShape(2, 8, 9, 16, 32, 3, 3, **given)

@@ -394,6 +394,8 @@ def _dtype(name: Any) -> np.dtype[Any]:
 
 def _integers(values: Any, least: int, end: int) -> Shape:
     """Integers from `least` to below `end`; TypeError or ValueError for others."""
+    if not isinstance(values, (tuple, list)):
+        raise TypeError(values)
     found = tuple(map(operator.index, values))
     if not all(least <= value < end for value in found):
         raise ValueError(values)
@@ -401,6 +403,8 @@ def _integers(values: Any, least: int, end: int) -> Shape:
 
 
 def _memory(data: Any) -> tuple[int, bool]:
+    if not isinstance(data, (tuple, list)):
+        raise TypeError(data)
     address, read_only = data
     return _integers([address], 0, ADDRESSES)[0], bool(read_only)
 

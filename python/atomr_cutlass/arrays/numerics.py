@@ -118,10 +118,13 @@ def math_mode(dtype: CutlassDtype, precision: str | None, *, fast_accum: bool = 
 
 @functools.cache
 def _info(dtype: CutlassDtype) -> Any:
-    """The limits of a floating-point type; ml_dtypes knows NumPy's too."""
+    """The limits of a floating-point type as NumPy or ml_dtypes tells them."""
+    kind = numpy_dtype(dtype)
+    if kind.isbuiltin == 1:
+        return np.finfo(kind)
     import ml_dtypes
 
-    return ml_dtypes.finfo(numpy_dtype(dtype))  # type: ignore[no-untyped-call]
+    return ml_dtypes.finfo(kind)  # type: ignore[no-untyped-call]
 
 
 def finite_max(dtype: CutlassDtype) -> float:

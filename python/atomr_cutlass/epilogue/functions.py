@@ -228,7 +228,7 @@ TORCH: Final[Mapping[str, Callable[..., Value]]] = _SAME | {
     "pow": _power,
     "gelu": _gelu,
     "leaky_relu": lambda x, /, negative_slope=LEAKY_SLOPE: leaky_relu(x, negative_slope),
-    **dict.fromkeys(("clamp", "clip"), _clip),
+    **dict.fromkeys(("clamp", "clip"), lambda x, /, min=None, max=None: clamp(x, min, max)),  # noqa: A006
     "clamp_min": lambda x, /, min: maximum(x, min),  # noqa: A006
     "clamp_max": lambda x, /, max: minimum(x, max),  # noqa: A006
     "hardtanh": lambda x, /, min_val=-1.0, max_val=1.0: clamp(x, min_val, max_val),

@@ -81,6 +81,8 @@ def element_name(dtype: Any) -> str:
         return str(dtype).removeprefix("torch.")
     if isinstance(dtype, tuple) and all(isinstance(part, int) for part in dtype):
         return _DLPACK_NAMES.get(dtype, shown(dtype))
+    if isinstance(dtype, (tuple, list)):  # NumPy would take these for structures
+        return shown(dtype)
     try:
         known = np.dtype(dtype)
     except (TypeError, ValueError):

@@ -236,9 +236,14 @@ class CutlassActor:
     # With operands
 
     def _compute(self, request: Request, launch: Launch) -> Work:
-        launch = replace(launch, stream=self._placed(launch, "a plan (ac.plan)", named=launch.named))
         operation, key = operation_of(request), request.plan_key()
-        if all(0 in view.shape for _, view, _ in launch.results):
+        empty = all(0 in view.shape for _, view, _ in launch.results)
+        if empty and not any(slot.written for slot in operands_of(request)[:-1]):
+            self._expect_here(launch)
+            return Work(launch.finished)
+        instead = f"ac.{operation.name}" if empty else "a plan (ac.plan)"
+        launch = replace(launch, stream=self._placed(launch, instead, named=launch.named))
+        if empty:
             write = partial(operation.write_empty, request, launch.arrays, launch.stream)
             return Work(launch.finished, launch.stream, launched(write, launch.device, launch.stream))
         if request.binding is not None and key not in self._bindings:
@@ -248,8 +253,7 @@ class CutlassActor:
 
     def _placed(self, work: Launch | Invocation, instead: str, *, named: bool) -> int:
         """The stream of work: the message's or, where the sender has named none, the actor's, behind the message's."""
-        if work.device != self.device:
-            raise InvalidOperandError(f"the operands are on cuda:{work.device}; this actor works on cuda:{self.device}")
+        self._expect_here(work)
         stream = work.stream if named or self._stream is None else self._stream
         if any(_core.capturing(self.device, each) for each in {work.stream, stream}):
             raise InvalidOperandError(
@@ -259,6 +263,10 @@ class CutlassActor:
         if stream != work.stream:
             _core.order_streams(self.device, work.stream, stream)
         return stream
+
+    def _expect_here(self, work: Launch | Invocation) -> None:
+        if work.device != self.device:
+            raise InvalidOperandError(f"the operands are on cuda:{work.device}; this actor works on cuda:{self.device}")
 
     def _call(self, msg: Run) -> Work:
         call: Invocation = msg.imported

@@ -42,7 +42,7 @@ class Mailbox(pykka.ThreadingActor):
 
     def on_start(self) -> None:
         """Tells the thread from those that may wait for room."""
-        _this_thread.is_awaited = True
+        _this_thread.is_awaited_in = os.getpid()
 
     def on_receive(self, message: Any) -> Work:
         """Launches the work of a message, once there is room for it."""
@@ -175,7 +175,7 @@ class _Answers:
             self.slots.acquire()
 
     def _serve(self, stream: int, waiting: queue.SimpleQueue[tuple[Work, _Reply]]) -> None:
-        _this_thread.is_awaited = True
+        _this_thread.is_awaited_in = os.getpid()
         while self._serve_next(stream, waiting):
             pass
 
@@ -205,12 +205,12 @@ class _Answers:
 
 
 _this_thread = threading.local()
-"""Those that serve have `is_awaited`, since others wait for them: none may wait for room in a mailbox."""
+"""Those that serve have `is_awaited_in`, their process: others wait there for them, not in a child of it."""
 
 
 def _must_go_on() -> bool:
     """Whether this thread must not wait: it serves, or runs an event loop."""
-    if hasattr(_this_thread, "is_awaited"):
+    if getattr(_this_thread, "is_awaited_in", None) == os.getpid():
         return True
     try:
         asyncio.get_running_loop()

@@ -79,11 +79,13 @@ class ConvShape:
 
     def __post_init__(self) -> None:
         expect_extents(self, ("n", "h", "w", "c", "k", "r", "s", "groups"), "ConvShape.", 1)
-        _ = self.geometry  # refuses all else that makes no convolution
         for name in ("stride", "padding", "dilation"):
             pair = getattr(self, name)
             if not isinstance(pair, tuple) or any(isinstance(side, list) for side in pair):
-                raise InvalidOperandError(f"ConvShape.{name} is {shown(pair)}; expected a tuple, for rows and columns")
+                raise InvalidOperandError(
+                    f"ConvShape.{name} is {shown(pair)}; expected tuples of two integers, for rows and columns"
+                )
+        _ = self.geometry  # refuses all else that makes no convolution
 
     @classmethod
     def nhwc(

@@ -137,7 +137,7 @@ def _pair(name: str, given: Any) -> tuple[int, int]:
     pair = pair_of(given)
     if not _is_pair(pair, 1):
         raise InvalidOperandError(
-            f"{name} is {shown(given)}; expected an integer from 1, or one each for rows and columns"
+            f"{name} is {shown(given)}; expected an integer from 1 to 2^31 - 1, or one each for rows and columns"
         )
     return (pair[0], pair[1])
 
@@ -147,7 +147,8 @@ def _padding(given: Any) -> tuple[tuple[int, int], tuple[int, int]]:
     sides = [pair_of(side) for side in pair] if isinstance(pair, (tuple, list)) else []
     if len(sides) != 2 or not all(_is_pair(side, 0) for side in sides):
         raise InvalidOperandError(
-            f"padding is {shown(given)}; expected an integer from 0, (rows, columns) or ((top, bottom), (left, right))"
+            f"padding is {shown(given)}; expected an integer from 0 to 2^31 - 1, (rows, columns) or ((top, bottom), "
+            "(left, right))"
         )
     (top, bottom), (left, right) = sides
     return ((top, bottom), (left, right))

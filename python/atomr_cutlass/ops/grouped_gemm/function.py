@@ -318,6 +318,8 @@ def _check_kinds(arrays: Mapping[str, Any]) -> None:
         divides = name in ("offsets", "counts")
         if divides and listed:
             raise InvalidOperandError(f"{name} divides arrays; lists of matrices are divided already")
+        if not listed and _is_list(array):
+            raise InvalidOperandError(f"{name} is a {type(array).__name__}; expected an array")
         if listed and not _is_list(array) and name not in ("scale_a", "scale_b"):
             raise InvalidOperandError(f"{name} is a {type(array).__name__}; expected a list, one for each group")
         # The integers that NumPy makes unasked are none that kernels know.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,6 @@ from ...pipeline.call_options import CallOptions
 from ...pipeline.operation import settled
 from ...pipeline.plan import Plan
 from ...pipeline.problem import GemmProblem
-from ..gemm import reference as gemm_reference
 from ..gemm.plans import NO_SCALES, Scales, make, problem_of, scales_of
 from ..product import Product
 from .arguments import Views, check_vectors, views_of, written_of
@@ -177,6 +177,8 @@ class _Matmul(Product):
                 operands.clear_async(views[name], stream)
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
+        from ..gemm import reference as gemm_reference  # which launches do without
+
         alpha, beta = self.call.scalars
         compute = functools.partial(
             gemm_reference.gemm, host["b"], host["a"], host.get("c"), alpha=alpha, beta=beta, math=self.math,
@@ -322,18 +324,20 @@ def sums_of(views: Mapping[str, _core.Operand], name: str, k: int, stream: int) 
     return pair | {scale: views[scale] for scale in (f"scale_{name}",) if scale in views}
 
 
-_made_ones: dict[tuple[CutlassDtype, int, int], _core.Operand] = {}
+_made_ones: dict[tuple[CutlassDtype, int], list[_core.Operand]] = {}
+_ones_lock = threading.Lock()
 
 
 def _ones(dtype: CutlassDtype, length: int, device: int, stream: int) -> _core.Operand:
     """At least this many ones on a GPU, for ever: a captured graph may read them."""
-    size = 1 << max(12, (length - 1).bit_length())
-    known = dtype, device, size
-    if known not in _made_ones:
-        if _core.capturing(device, stream):
-            raise UnsupportedError(
-                "BGRADA and BGRADB need memory that cannot be had while a CUDA graph is captured: call matmul once "
-                "before the capture"
-            )
-        _made_ones.setdefault(known, operands.upload(np.ones(size, numerics.numpy_dtype(dtype)), device))
-    return _made_ones[known]
+    with _ones_lock:
+        made = _made_ones.setdefault((dtype, device), [])
+        if not made or made[-1].shape[0] < length:
+            if _core.capturing(device, stream):
+                raise UnsupportedError(
+                    "BGRADA and BGRADB need memory that cannot be had while a CUDA graph is captured: call matmul once "
+                    "before the capture"
+                )
+            size = 1 << max(12, (length - 1).bit_length())
+            made.append(operands.upload(np.ones(size, numerics.numpy_dtype(dtype)), device))
+        return made[-1]

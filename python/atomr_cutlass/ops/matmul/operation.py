@@ -205,6 +205,8 @@ class ScaleSet:
 
     def __post_init__(self) -> None:
         for name in ("a", "b", "d"):
+            if isinstance(getattr(self, name), bool):
+                raise InvalidOperandError(f"scales.{name} is a bool; expected a number or an array")
             if isinstance(getattr(self, name), NUMBERS):
                 check_number(getattr(self, name), f"scales.{name}")
         if isinstance(self.amax_d, NUMBERS):

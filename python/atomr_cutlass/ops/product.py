@@ -71,7 +71,7 @@ class Product(Invocation):
         )
 
     def fusion(self, views: Mapping[str, _core.Operand]) -> Fusion | None:
-        """What follows as part of a problem, of views of all its operands by name."""
+        """The epilogue as part of a problem, from the views of all its operands by name; None without one."""
         if self.epilogue is None:
             return None
         fusion: Fusion = self.epilogue.result.fusion(self.epilogue.tree, views)

@@ -27,7 +27,8 @@ constexpr int64_t kWidthWaves = 4;  // numbers of waves that widths are looked f
 
 // Cache lines that TMA touches for each 128 bytes of an operand: rows that do not begin on one straddle two.
 double lines(int64_t leading, int64_t bits) {
-  return 2.0 - double(std::gcd(leading * bits / 8, int64_t(kLineBytes))) / kLineBytes;
+  uint64_t const bytes = uint64_t(leading * bits / 8) | uint64_t(kLineBytes);
+  return 2.0 - double(bytes & -bytes) / kLineBytes;
 }
 
 // Seconds of a launch that is busy for some, and moves its operands in others: the longer ones hide the shorter.
@@ -190,10 +191,8 @@ std::vector<int64_t> Model::slices(Kernel const& kernel, Extents const& extents,
 double Model::least(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
   std::pair<int, int> const target = gpu.target.first != 0 ? gpu.target : kernel.capability;
   double rate = peak(kernel, Generation::kSm80, target == kHopper);
-  if (target >= kHopper) {
-    rate = std::max({rate, peak(kernel, Generation::kSm90, target == kHopper),
-                     peak(kernel, Generation::kSm100, target == kHopper)});
-  }
+  if (target >= kHopper) rate = std::max(rate, peak(kernel, Generation::kSm90, target == kHopper));
+  if (target > kHopper) rate = std::max(rate, peak(kernel, Generation::kSm100, false));
   double const products =
       double(e.batch) * double(e.m) * double(e.n) * double(e.k) / rate / double(gpu.multiprocessors);
   double most = 1.0;  // of the rate: clocks may be higher than CLOCK_HZ

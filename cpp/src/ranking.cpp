@@ -4,58 +4,71 @@
 
 namespace atomr_cutlass::estimate {
 
-// In the order of entries and formulations, which decides where all else is alike.
-std::vector<Ranking::Waiting> Ranking::serving(std::vector<std::vector<int64_t>> const& extents) const {
+Ranking::Ranking(std::shared_ptr<Model const> model, Gpu gpu, std::vector<Entry> const& entries)
+    : model_(std::move(model)),
+      gpu_(gpu) {
+  for (Entry const& entry : entries) {
+    for (int const place : entry.places) pairs_.push_back({entries_.size(), place});
+    entries_.push_back({*entry.kernel, entry.suitability, entry.shared_bytes});
+  }
+}
+
+std::vector<Ranking::Waiting> Ranking::serving(std::vector<std::vector<int64_t>> const& extents, Read& read) const {
+  read.resize(extents.size());
   std::vector<Waiting> made;
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    Kernel const& kernel = *entries_[i].kernel;
-    for (int const place : entries_[i].places) {
-      Extents const of = Extents::of(kernel.op, extents.at(size_t(place)));
-      if (kernel.mainloop == Mainloop::kFew && !is_few(kernel, of.m, of.n)) continue;
-      if (of.divided && model_->slices(kernel, of, gpu_).empty()) continue;
-      made.push_back({i, place, of, 0.0});
-    }
+  made.reserve(pairs_.size());
+  for (Pair const& pair : pairs_) {
+    Kernel const& kernel = entries_[pair.entry].kernel;
+    std::optional<Extents>& of = read.at(size_t(pair.place));
+    if (!of) of = Extents::of(kernel.op, extents[size_t(pair.place)]);
+    if (kernel.mainloop == Mainloop::kFew && !is_few(kernel, of->m, of->n)) continue;
+    if (of->divided && model_->slices(kernel, *of, gpu_).empty()) continue;
+    made.push_back({pair, &*of, 0.0});
   }
   return made;
 }
 
 Ranking::Found Ranking::found(Waiting const& waiting, bool whole) const {
-  Entry const& entry = entries_[waiting.entry];
-  Launch launch = model_->best(*entry.kernel, waiting.extents, gpu_, entry.shared_bytes, whole);
-  launch.seconds *= model_->part(*entry.kernel);
-  return {waiting.entry, waiting.place, launch};
+  auto const [entry, place] = waiting.pair;
+  Ranked const& of = entries_[entry];
+  Launch launch = model_->best(of.kernel, *waiting.extents, gpu_, of.shared_bytes, whole);
+  launch.seconds *= model_->part(of.kernel);
+  return {entry, place, launch};
 }
 
 bool Ranking::before(Found const& a, Found const& b) const {
-  Entry const &of_a = entries_[a.entry], &of_b = entries_[b.entry];
+  Ranked const &of_a = entries_[a.entry], &of_b = entries_[b.entry];
   if (of_a.suitability != of_b.suitability) return of_a.suitability < of_b.suitability;
   if (a.launch.seconds != b.launch.seconds) return a.launch.seconds < b.launch.seconds;
-  if (int const order = of_a.kernel->name.compare(of_b.kernel->name); order != 0) return order < 0;
+  if (int const order = of_a.kernel.name.compare(of_b.kernel.name); order != 0) return order < 0;
   return std::pair(a.entry, a.place) < std::pair(b.entry, b.place);
 }
 
 std::vector<Ranking::Found> Ranking::every(std::vector<std::vector<int64_t>> const& extents, bool whole) const {
+  Read read;
   std::vector<Found> made;
-  for (Waiting const& waiting : serving(extents)) made.push_back(found(waiting, whole));
+  for (Waiting const& waiting : serving(extents, read)) made.push_back(found(waiting, whole));
   std::sort(made.begin(), made.end(), [this](Found const& a, Found const& b) { return before(a, b); });
   return made;
 }
 
 std::optional<Ranking::Found> Ranking::first(std::vector<std::vector<int64_t>> const& extents, bool whole) const {
-  std::vector<Waiting> waiting = serving(extents);
+  Read read;
+  std::vector<Waiting> waiting = serving(extents, read);
   for (Waiting& each : waiting) {
-    Kernel const& kernel = *entries_[each.entry].kernel;
-    each.bound = model_->bound(kernel, each.extents, gpu_) * model_->part(kernel);
+    Kernel const& kernel = entries_[each.pair.entry].kernel;
+    each.bound = model_->bound(kernel, *each.extents, gpu_) * model_->part(kernel);
   }
-  auto const promise = [this](Waiting const& of) { return std::pair(entries_[of.entry].suitability, of.bound); };
-  std::vector<Waiting const*> order;
-  order.reserve(waiting.size());
-  for (Waiting const& each : waiting) order.push_back(&each);
-  std::sort(order.begin(), order.end(), [&](Waiting const* a, Waiting const* b) { return promise(*a) < promise(*b); });
+  auto const promise = [this](Waiting const& of) { return std::pair(entries_[of.pair.entry].suitability, of.bound); };
+  // A heap, of which few are taken, the most promising first.
+  auto const after = [&](Waiting const& a, Waiting const& b) { return promise(a) > promise(b); };
+  std::make_heap(waiting.begin(), waiting.end(), after);
   std::optional<Found> best;
-  for (Waiting const* each : order) {
-    if (best && promise(*each) > std::pair(entries_[best->entry].suitability, best->launch.seconds)) break;
-    Found const tried = found(*each, whole);
+  for (; !waiting.empty(); waiting.pop_back()) {
+    std::pop_heap(waiting.begin(), waiting.end(), after);
+    Waiting const& each = waiting.back();
+    if (best && promise(each) > std::pair(entries_[best->entry].suitability, best->launch.seconds)) break;
+    Found const tried = found(each, whole);
     if (!best || before(tried, *best)) best = tried;
   }
   return best;

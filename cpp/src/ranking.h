@@ -28,10 +28,7 @@ class Ranking {
     Launch launch;
   };
 
-  Ranking(std::shared_ptr<Model const> model, Gpu gpu, std::vector<Entry> entries)
-      : model_(std::move(model)),
-        gpu_(gpu),
-        entries_(std::move(entries)) {}
+  Ranking(std::shared_ptr<Model const> model, Gpu gpu, std::vector<Entry> const& entries);
 
   // All that serve, best first: the suitable ones before others, then by their times and names.
   // `extents`: of each formulation; `whole`: K must not be divided.
@@ -40,19 +37,32 @@ class Ranking {
   std::optional<Found> first(std::vector<std::vector<int64_t>> const& extents, bool whole) const;
 
  private:
-  struct Waiting {
+  // An entry as it lies beside the others, in memory that the first call of a shape finds in no cache.
+  struct Ranked {
+    Kernel kernel;
+    int suitability;
+    int64_t shared_bytes;
+  };
+  // A formulation of a problem that matches a kernel.
+  struct Pair {
     size_t entry;
     int place;
-    Extents extents;
+  };
+  struct Waiting {
+    Pair pair;
+    Extents const* extents;
     double bound;
   };
-  std::vector<Waiting> serving(std::vector<std::vector<int64_t>> const& extents) const;
+  // A problem as the formulations have it, those that were read.
+  using Read = std::vector<std::optional<Extents>>;
+  std::vector<Waiting> serving(std::vector<std::vector<int64_t>> const& extents, Read& read) const;
   Found found(Waiting const& waiting, bool whole) const;
   bool before(Found const& a, Found const& b) const;
 
   std::shared_ptr<Model const> model_;
   Gpu gpu_;
-  std::vector<Entry> entries_;
+  std::vector<Ranked> entries_;
+  std::vector<Pair> pairs_;  // in the order of entries and formulations, which decides where all else is alike
 };
 
 }  // namespace atomr_cutlass::estimate

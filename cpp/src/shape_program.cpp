@@ -1,30 +1,35 @@
 #include "shape_program.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
 namespace atomr_cutlass {
 namespace {
 
+constexpr size_t kNumbers = 512;  // that few programs exceed
+
+}  // namespace
+
 // The numbers of a program, and what a step leaves; false where 64 bits do not hold it.
 class Evaluation {
  public:
-  Evaluation(int64_t const* extents, size_t count, std::vector<Number>& numbers)
-      : extents_(extents),
+  Evaluation(ShapePrograms const& programs, int64_t const* extents, size_t count, std::vector<Number>& numbers)
+      : programs_(programs),
+        extents_(extents),
         count_(count),
         numbers_(numbers) {}
 
-  bool step(Instruction const& step) {
-    using Op = Instruction::Op;
+  bool step(ShapePrograms::Step const& step) {
     switch (step.op) {
-      case Op::kConstant: return leave(step.constant);
+      case Op::kConstant: return leave(step.constant());
       case Op::kInput: return step.a < count_ && leave(Number::of(extents_[step.a]));
-      case Op::kRank: return rank(step);
+      case Op::kRank: return rank(programs_.estimated_[step.a]);
       case Op::kLeast: {
-        auto const extents = estimate::Extents::of(step.kernel->op, wholes(step.extents[0]));
-        return leave(Number::of(step.model->least(*step.kernel, extents, step.gpu)));
+        Estimated const& of = programs_.estimated_[step.a];
+        auto const extents = estimate::Extents::of(of.kernel->op, wholes(of.extents[0]));
+        return leave(Number::of(of.model->least(*of.kernel, extents, of.gpu)));
       }
-      case Op::kGuard: return true;
       default: return compute(step.op, numbers_[step.a], numbers_[step.b]);
     }
   }
@@ -82,10 +87,10 @@ class Evaluation {
     return made;
   }
 
-  bool rank(Instruction const& step) {
+  bool rank(Estimated const& of) {
     std::vector<std::vector<int64_t>> extents;
-    for (auto const& places : step.extents) extents.push_back(wholes(places));
-    auto const found = step.ranking->first(extents, step.undivided);
+    for (auto const& places : of.extents) extents.push_back(wholes(places));
+    auto const found = of.ranking->first(extents, of.undivided);
     leave(Number::of(found ? int64_t(found->entry) : int64_t(-1)));
     leave(Number::of(int64_t(found ? found->place : 0)));
     auto const launch = found ? found->launch : estimate::Launch{};
@@ -96,56 +101,79 @@ class Evaluation {
     return true;
   }
 
+  ShapePrograms const& programs_;
   int64_t const* extents_;
   size_t count_;
   std::vector<Number>& numbers_;
 };
 
-}  // namespace
-
-bool Instruction::operator==(Instruction const& other) const {
-  return op == other.op && a == other.a && b == other.b && constant == other.constant && extents == other.extents &&
-         ranking == other.ranking && undivided == other.undivided && model == other.model && kernel == other.kernel;
+bool Estimated::operator==(Estimated const& other) const {
+  return extents == other.extents && ranking == other.ranking && undivided == other.undivided && model == other.model &&
+         kernel == other.kernel;
 }
 
 std::optional<size_t> ShapePrograms::find(int64_t const* extents, size_t count, std::vector<Number>& numbers) const {
-  Evaluation evaluation(extents, count, numbers);
-  for (Part const* part = &first_; part->known;) {
-    for (Instruction const& step : part->steps) {
+  Evaluation evaluation(*this, extents, count, numbers);
+  numbers.reserve(kNumbers);
+  for (size_t at = 0; at < steps_.size();) {
+    Step const& step = steps_[at];
+    if (step.op == Instruction::Op::kEnd) return step.a;
+    if (step.op != Instruction::Op::kGuard) {
       if (!evaluation.step(step)) return std::nullopt;
+      ++at;
+    } else if (numbers[step.a].value == step.constant().value) {
+      ++at;
+    } else if (step.otherwise != 0) {
+      at = step.otherwise;
+    } else {
+      return std::nullopt;
     }
-    if (!part->guard) return part->number;
-    auto const next = part->next.find(numbers[*part->guard].value);
-    if (next == part->next.end()) return std::nullopt;
-    part = next->second.get();
   }
   return std::nullopt;
 }
 
+ShapePrograms::Step ShapePrograms::step_of(Instruction const& instruction) {
+  Step made{instruction.op, instruction.constant.real, instruction.a, instruction.b};
+  if (made.real) {
+    made.value = instruction.constant.value;
+  } else {
+    made.whole = instruction.constant.whole;
+  }
+  if (instruction.estimated) {
+    auto const found = std::find(estimated_.begin(), estimated_.end(), *instruction.estimated);
+    made.a = uint32_t(found - estimated_.begin());
+    if (found == estimated_.end()) estimated_.push_back(*instruction.estimated);
+  }
+  return made;
+}
+
 bool ShapePrograms::add(std::vector<Instruction> const& program, size_t number) {
-  Part* part = &first_;
-  auto begin = program.begin();
-  while (true) {
-    auto end = begin;
-    while (end != program.end() && end->op != Instruction::Op::kGuard) ++end;
-    bool const last = end == program.end();
-    if (!part->known) {
-      part->known = true;
-      part->steps.assign(begin, end);
-      if (!last) part->guard = end->a;
-    } else if (!std::equal(begin, end, part->steps.begin(), part->steps.end()) || part->guard.has_value() == last ||
-               (!last && *part->guard != end->a)) {
-      return false;
+  using Op = Instruction::Op;
+  std::vector<Step> steps;
+  for (Instruction const& instruction : program) steps.push_back(step_of(instruction));
+  steps.push_back({Op::kEnd, false, uint32_t(number)});
+  if (steps_.empty()) {
+    steps_ = std::move(steps);
+    return true;
+  }
+  size_t at = 0;
+  for (auto next = steps.begin(); next != steps.end(); ++next, ++at) {
+    while (next->op == Op::kGuard && steps_[at].op == Op::kGuard && steps_[at].a == next->a &&
+           steps_[at].constant().value != next->constant().value) {
+      if (steps_[at].otherwise == 0) {
+        steps_[at].otherwise = uint32_t(steps_.size());
+        steps_.insert(steps_.end(), next, steps.end());
+        return true;
+      }
+      at = steps_[at].otherwise;
     }
-    if (last) {
-      part->number = number;
+    if (next->op == Op::kEnd && steps_[at].op == Op::kEnd) {
+      steps_[at] = *next;
       return true;
     }
-    auto& next = part->next[end->constant.value];
-    if (next == nullptr) next = std::make_unique<Part>();
-    part = next.get();
-    begin = end + 1;
+    if (!(steps_[at] == *next)) return false;
   }
+  return false;
 }
 
 }  // namespace atomr_cutlass

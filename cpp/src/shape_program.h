@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -21,6 +20,18 @@ struct Number {
   bool operator==(Number const& other) const {
     return real == other.real && whole == other.whole && value == other.value;
   }
+};
+
+// What a step estimates, of extents that are numbers of the program.
+struct Estimated {
+  std::vector<std::vector<uint32_t>> extents;  // of each formulation; kLeast: of the problem
+  std::shared_ptr<estimate::Ranking const> ranking;
+  bool undivided = false;  // of a ranking: K must not be
+  std::shared_ptr<estimate::Model const> model;
+  std::shared_ptr<estimate::Kernel const> kernel;
+  estimate::Gpu gpu{};
+
+  bool operator==(Estimated const& other) const;
 };
 
 // One step of a program. Each but a guard leaves a number, of which later steps know the place; a ranking leaves
@@ -43,21 +54,16 @@ struct Instruction {
     kRank,
     kLeast,
     kGuard,  // goes on only where the number of place `a` is `constant`
+    kEnd,    // of the program that was given the number `a`
   };
   Op op;
   uint32_t a = 0, b = 0;  // places of numbers
   Number constant;
-  std::vector<std::vector<uint32_t>> extents;  // of each formulation; kLeast: of the problem
-  std::shared_ptr<estimate::Ranking const> ranking;
-  bool undivided = false;  // of a ranking: K must not be
-  std::shared_ptr<estimate::Model const> model;
-  std::shared_ptr<estimate::Kernel const> kernel;
-  estimate::Gpu gpu{};
-
-  bool operator==(Instruction const& other) const;
+  std::optional<Estimated> estimated;  // of kRank and kLeast
 };
 
-// Programs that begin alike and part at guards.
+// Programs that begin alike and part at guards. Their steps are small and lie one after the other: the first call of a
+// shape finds none of them in a cache.
 class ShapePrograms {
  public:
   // The number that was given to the program whose guards hold for these extents, and the numbers that it leaves.
@@ -66,14 +72,25 @@ class ShapePrograms {
   bool add(std::vector<Instruction> const& program, size_t number);
 
  private:
-  struct Part {
-    bool known = false;
-    std::vector<Instruction> steps;
-    std::optional<uint32_t> guard;  // the place of the number that decides
-    std::map<double, std::unique_ptr<Part>> next;
-    std::optional<size_t> number;
+  friend class Evaluation;
+  struct Step {
+    Instruction::Op op;
+    bool real = false;
+    uint32_t a = 0, b = 0;  // of kRank and kLeast `a` is a place in `estimated_`
+    uint32_t otherwise = 0;  // where programs go on for which a guard does not hold; 0: there are none
+    union {
+      int64_t whole = 0;
+      double value;
+    };
+    Number constant() const { return real ? Number::of(value) : Number::of(whole); }
+    bool operator==(Step const& other) const {
+      return op == other.op && a == other.a && b == other.b && constant() == other.constant();
+    }
   };
-  Part first_;
+  Step step_of(Instruction const& instruction);
+
+  std::vector<Step> steps_;
+  std::vector<Estimated> estimated_;
 };
 
 }  // namespace atomr_cutlass

@@ -125,17 +125,21 @@ Instruction instruction_of(py::tuple const& given) {
   switch (made.op) {
     case Instruction::Op::kConstant: made.constant = number_from(given[1]); break;
     case Instruction::Op::kInput: made.a = given[1].cast<uint32_t>(); break;
-    case Instruction::Op::kRank:
-      made.ranking = given[1].cast<std::shared_ptr<estimate::Ranking>>();
-      made.extents = given[2].cast<std::vector<Places>>();
-      made.undivided = given[3].cast<bool>();
+    case Instruction::Op::kRank: {
+      Estimated& of = made.estimated.emplace();
+      of.ranking = given[1].cast<std::shared_ptr<estimate::Ranking>>();
+      of.extents = given[2].cast<std::vector<Places>>();
+      of.undivided = given[3].cast<bool>();
       break;
-    case Instruction::Op::kLeast:
-      made.model = given[1].cast<std::shared_ptr<estimate::Model>>();
-      made.kernel = given[2].cast<std::shared_ptr<estimate::Kernel>>();
-      made.extents = {given[3].cast<Places>()};
-      made.gpu = read_gpu(given[4]);
+    }
+    case Instruction::Op::kLeast: {
+      Estimated& of = made.estimated.emplace();
+      of.extents = {given[3].cast<Places>()};
+      of.model = given[1].cast<std::shared_ptr<estimate::Model>>();
+      of.kernel = given[2].cast<std::shared_ptr<estimate::Kernel>>();
+      of.gpu = read_gpu(given[4]);
       break;
+    }
     case Instruction::Op::kGuard:
       made.a = given[1].cast<uint32_t>();
       made.constant = number_from(given[2]);

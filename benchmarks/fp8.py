@@ -1,6 +1,7 @@
 """fp8 GEMM against PyTorch's scaled product, in alternation; and every cell that could serve, for the model.
 
     python benchmarks/fp8.py --out fp8.json              # the comparison
+    python benchmarks/fp8.py --seed 7 --count 20 --scalings tensor,rows --out random.json  # of shapes drawn at random
     python benchmarks/fp8.py --all --out fp8_cells.json  # every eligible cell of the matrix, compiled where needed
 
 Operands are e4m3 quantized from normal numbers with the scales that both sides are given; results are bf16. Timings are
@@ -43,6 +44,7 @@ from harness import (
     set_count,
     timed,
 )  # fmt: skip
+from shapes import draw, purpose
 
 import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
@@ -80,13 +82,14 @@ QUICK = ((4096, 4096, 4096), (128, 4096, 4096))
 
 @dataclass(frozen=True)
 class Case:
-    """A product to time: A row-major, B column-major, D row-major."""
+    """A product to time: A row-major, B column-major, D row-major. One drawn at random has its class as `group`."""
 
     scaling: str
     fast: bool
     m: int
     n: int
     k: int
+    group: str = ""
 
     @property
     def flops(self) -> int:
@@ -97,14 +100,21 @@ class Case:
         return f"{self.scaling:<7}{'fast' if self.fast else 'full'} {self.m}x{self.n}x{self.k}"
 
 
-def comparison(shapes: Sequence[tuple[int, int, int]], scalings: Sequence[str]) -> list[Case]:
-    """The cases: block scales exclude fast accumulation."""
+def comparison(shapes: Sequence[tuple[Any, ...]], scalings: Sequence[str]) -> list[Case]:
+    """The cases: block scales exclude fast accumulation, and other K and N than multiples of a block."""
     return [
         Case(scaling, fast, *shape)
         for shape in shapes
         for scaling in scalings
         for fast in ((False, True) if scaling != "block" else (False,))
+        if scaling != "block" or shape[1] % BLOCK == shape[2] % BLOCK == 0
     ]
+
+
+def drawn(classes: Sequence[str], count: int, seed: int) -> list[tuple[Any, ...]]:
+    """(M, N, K, class) of shapes drawn at random, whose rows are aligned to 16 bytes; the classes by turns."""
+    groups = [draw([name], count, seed, multiple=16) for name in classes]
+    return [(of.m, of.n, of.k, of.group) for turn in zip(*groups, strict=True) for of in turn]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -228,11 +238,12 @@ def compare(case: Case, device: devices.Device, rounds: int, backend: str) -> di
     calls = {"ours": our_call(problem, scales, candidate, sets[0].a)}
     row: dict[str, Any] = {
         "shape": [case.m, case.n, case.k],
+        "group": case.group,
         "scaling": case.scaling,
         "fast": case.fast,
         "kernel": candidate.key.name,
         "origin": candidate.origin,
-        "swizzle": candidate.swizzle,
+        "options": candidate.options,
         "model_us": round(candidate.seconds * 1e6, 2),
     }
     if case.scaling == "none":
@@ -368,6 +379,9 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="two shapes, fewer rounds")
     parser.add_argument("--all", action="store_true", help="time every eligible cell of the matrix instead")
     parser.add_argument("--shapes", type=parse_shapes, help="such as 4096x4096x4096,16x4096x4096")
+    parser.add_argument("--seed", type=int, help="shapes drawn at random: even for fitting, odd for acceptance")
+    parser.add_argument("--count", type=int, default=20, help="--seed: shapes of each class")
+    parser.add_argument("--classes", default="few rows,mid,large", help="--seed: the classes")
     parser.add_argument("--scalings", type=parse_scalings, help=f"of {', '.join(SCALINGS)}; --all: none by default")
     parser.add_argument("--backend", default="auto", help="auto, prebuilt or jit")
     parser.add_argument("--rounds", type=int, default=15, help="rounds of the comparison")
@@ -375,12 +389,16 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=500.0, help="start no case after this time")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) * 3 // 4), help="compilations at once")
     arguments = parser.parse_args()
-    device = gpu()
+    device = gpu(arguments.seed or 0)
     if device is None:
         return 1
-    results, rounds = Results(arguments.out), 7 if arguments.quick else arguments.rounds
+    seeds = {} if arguments.seed is None else {"seeds": {arguments.seed: purpose(arguments.seed)}}
+    results, rounds = Results(arguments.out, **seeds), 7 if arguments.quick else arguments.rounds
     scalings = arguments.scalings or (["none"] if arguments.all else ["tensor", "rows", "block"])
-    cases = comparison(arguments.shapes or (QUICK if arguments.quick else SHAPES), scalings)
+    shapes = arguments.shapes or (QUICK if arguments.quick else SHAPES)
+    if arguments.seed is not None:
+        shapes = drawn(arguments.classes.split(","), arguments.count, arguments.seed)
+    cases = comparison(shapes, scalings)
 
     def every_cell(case: Case) -> None:
         rows = measure_all(case, device, arguments.near, 0.7e-3)
@@ -401,8 +419,8 @@ def main() -> int:
 
 
 def _group(row: Row) -> str:
-    """The scales, and how products are added up."""
-    return f"{row['scaling']} {'fast' if row['fast'] else 'full'}"
+    """The scales, how products are added up, and the class of a shape that was drawn at random."""
+    return f"{row['scaling']} {'fast' if row['fast'] else 'full'} {row['group']}".rstrip()
 
 
 if __name__ == "__main__":

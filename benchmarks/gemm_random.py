@@ -4,6 +4,7 @@
     python benchmarks/gemm_random.py --seed 7,9 --classes "few rows,mid" --layouts rr --aligned --out some.json
     python benchmarks/gemm_random.py --suites llama-3-8b,deepseek-v3 --lt --out suites.json
     python benchmarks/gemm_random.py --seed 4 --lt --tuned 20 --bound --triton 2 --out peers.json
+    python benchmarks/gemm_random.py --seed 7 --dtype tf32 --layouts rc,rr --aligned --out tf32.json  # other types
     python benchmarks/gemm_random.py --seed 4 --done random.json --part 0/2 --out rest.json  # what another run left
 
 Ours is the kernel that the selection takes. The sides it is compared with:
@@ -35,7 +36,7 @@ from typing import Any
 
 import torch
 from cublaslt import CublasLt
-from gemm import Case, Operands, our_problem
+from gemm import KINDS, Case, Operands, our_problem, torch_call
 from harness import (
     L2_TIMES,
     PAUSE_SECONDS,
@@ -55,7 +56,7 @@ from report import limit_seconds, summary
 from shapes import CLASSES, MODELS, Shape, draw, purpose, suite
 
 import atomr_cutlass as ac
-from atomr_cutlass.generator.dtypes import CutlassDtype
+from atomr_cutlass.arrays.numerics import default_out_dtype
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate, make
 from atomr_cutlass.pipeline import devices, select
@@ -75,13 +76,17 @@ NEAR = 1.1
 class Pool:
     """Random numbers on the GPU, of which operands are views: as many sets as exceed L2, without drawing each."""
 
-    def __init__(self, dtype: torch.dtype, elements: int) -> None:
+    def __init__(self, dtype: torch.dtype, elements: int, result: torch.dtype | None = None) -> None:
+        """Operands of a type, integers from all that it has; results of the same type unless they have their own."""
         self._values = torch.empty(elements, dtype=dtype, device="cuda")
         piece = 1 << 26
         for start in range(0, elements, piece):
             part = self._values[start : start + piece]
-            part.copy_(torch.randn(part.shape, device="cuda"))
-        self._results = torch.empty(elements, dtype=dtype, device="cuda")
+            if dtype.is_floating_point:
+                part.copy_(torch.randn(part.shape, device="cuda"))
+            else:
+                part.random_(-128, 128)
+        self._results = torch.empty(elements, dtype=result or dtype, device="cuda")
 
     @staticmethod
     def elements(shapes: Sequence[Shape], l2_bytes: int) -> int:
@@ -229,7 +234,7 @@ def compare(
     plan = make(problem, like=sets[0].a, backend=sides.backend)
     calls: dict[str, Call] = {
         "ours": _planned(plan),
-        "torch": lambda arrays: torch.matmul(arrays.a, arrays.b, out=arrays.out),
+        "torch": torch_call(case),
     }
     found: dict[str, Any] = {"difference": relative_difference(calls, sets[0])}
     if sides.invariant:
@@ -251,7 +256,7 @@ def compare(
     row = compared(calls, sets, rounds, shape.flops, pause)
     if product is not None:
         product.close()
-    limit = limit_seconds(shape, device.name)
+    limit = limit_seconds(shape, device.name) if case.dtype.bits == 16 else None
     return {
         "group": shape.group,
         "shape": [shape.m, shape.n, shape.k, shape.batch],
@@ -275,7 +280,7 @@ def relative_difference(calls: dict[str, Call], operands: Operands) -> float:
     """That of our result from PyTorch's, in norm: a check that both compute the same."""
     calls["torch"](operands)
     theirs = operands.out.clone()
-    operands.out.fill_(math.nan)
+    operands.out.fill_(math.nan if theirs.is_floating_point() else -1)
     calls["ours"](operands)
     return difference(operands.out, theirs)
 
@@ -328,7 +333,9 @@ def cases(arguments: argparse.Namespace) -> list[Drawn]:
         names = arguments.classes.split(",") if arguments.classes else list(CLASSES)
         aligned = True if arguments.aligned else False if arguments.misaligned else None
         for seed in arguments.seed:
-            add(seed, draw(names, arguments.count, seed, aligned=aligned))
+            # Rows of int8 are aligned to 16 bytes where extents are multiples of 16.
+            multiple = 16 if arguments.dtype == "i8" and aligned else 1
+            add(seed, draw(names, arguments.count, seed, aligned=aligned, multiple=multiple))
     turns = itertools.chain.from_iterable(itertools.zip_longest(*groups.values()))
     every = [case for case in turns if case is not None]
     place, parts = (int(text) for text in arguments.part.split("/"))
@@ -349,7 +356,7 @@ def main() -> int:
     parser.add_argument("--suites", default="", help=f"models instead: {', '.join(MODELS)}")
     parser.add_argument("--rows", default="", help="M of the suites, such as 1,16,4096")
     parser.add_argument("--layouts", default="rc", help="of A and B: rc, rr or rc,rr")
-    parser.add_argument("--dtype", default="bf16", choices=("bf16", "f16"))
+    parser.add_argument("--dtype", default="bf16", choices=[kind for kind in KINDS if kind != "3xtf32"])
     parser.add_argument("--aligned", action="store_true", help="aligned shapes only")
     parser.add_argument("--misaligned", action="store_true", help="misaligned shapes only")
     parser.add_argument("--lt", action="store_true", help="the best candidate of cuBLASLt too")
@@ -377,8 +384,10 @@ def main() -> int:
         arguments.backend, CublasLt() if arguments.lt else None, arguments.tuned, arguments.triton, arguments.bound,
         arguments.batch_invariant,
     )  # fmt: skip
-    dtype = torch_dtype(CutlassDtype.parse(arguments.dtype))
-    pool = Pool(dtype, Pool.elements([case.shape for case in every], device.l2_bytes)) if every else None
+    of_kind = Case(arguments.dtype, "rc", 1, 1, 1)
+    torch.set_float32_matmul_precision("high" if of_kind.precision == "tf32" else "highest")
+    types = torch_dtype(of_kind.dtype), torch_dtype(default_out_dtype(of_kind.dtype))
+    pool = Pool(types[0], Pool.elements([case.shape for case in every], device.l2_bytes), types[1]) if every else None
 
     def measured(drawn: Drawn) -> None:
         shape = drawn.shape

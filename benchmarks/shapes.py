@@ -121,7 +121,7 @@ def purpose(seed: int) -> str:
     return "none: spent" if seed in SPENT else "acceptance"
 
 
-def draw(names: Sequence[str], count: int, seed: int, *, aligned: bool | None = None) -> list[Shape]:
+def draw(names: Sequence[str], count: int, seed: int, *, aligned: bool | None = None, multiple: int = 1) -> list[Shape]:
     """Shapes drawn at random, the same ones for the same arguments.
 
     Args:
@@ -129,6 +129,7 @@ def draw(names: Sequence[str], count: int, seed: int, *, aligned: bool | None = 
         count: shapes of each class.
         seed: of the draw.
         aligned: keep to aligned shapes (True) or to misaligned ones (False).
+        multiple: keep to shapes whose N and K are multiples of it, as aligned rows of narrower elements are.
 
     Raises:
         ValueError: an unknown class.
@@ -142,7 +143,7 @@ def draw(names: Sequence[str], count: int, seed: int, *, aligned: bool | None = 
         while len(found) < count:
             shape = _one(CLASSES[name], source)
             small = shape.bytes(2) <= OPERAND_BYTES_AT_MOST and shape.flops <= FLOPS_AT_MOST
-            if small and aligned in (None, shape.aligned):
+            if small and aligned in (None, shape.aligned) and shape.n % multiple == shape.k % multiple == 0:
                 found.append(shape)
         shapes += found
     return shapes

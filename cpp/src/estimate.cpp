@@ -223,12 +223,13 @@ Launch Model::product(Kernel const& kernel, Extents const& extents, Gpu const& g
   Launch made{0.0, slices};
   if (kernel.generation == Generation::kSm80) {
     if (gpu.capability == kHopper && kernel.op == Op::kGemm && kernel.multiplies_alone()) {
-      made.seconds = alone(kernel, extents, gpu, slices);
+      double const rate = kernel.f64 || kernel.align_a > 1 ? 1.0 : c_.FMA_NARROW_DRAM;
+      made.seconds = beside(alone(kernel, extents, gpu, slices), floor(kernel, extents, rate * dram(gpu)));
     } else {
       made.seconds = multistage(kernel, extents, gpu, shared_bytes, slices);
       if (gpu.capability == kHopper) made.seconds *= c_.MMA_SYNC_ON_HOPPER;
+      made.seconds = std::max(made.seconds, floor(kernel, extents, dram(gpu)));
     }
-    made.seconds = std::max(made.seconds, floor(kernel, extents, dram(gpu)));
   } else {
     made = warp_specialized(kernel, extents, gpu);
     made.split_k = slices;
@@ -364,7 +365,9 @@ Model::Tile Model::tile_of(Kernel const& kernel, Extents const& e, Rows const& o
   if (made.m > 128) efficiency *= c_.TALL_EFFICIENCY;
   if (kernel.fp8 && kernel.math == Math::kDefault) {
     efficiency *= kernel.block_scaled ? c_.BLOCK_SCALED_EFFICIENCY : c_.FULL_ACCUMULATION_EFFICIENCY;
-    if (kernel.block_scaled && kernel.mainloop == Mainloop::kPingpong) efficiency *= c_.BLOCK_SCALED_ALONE;
+    if (kernel.mainloop == Mainloop::kPingpong && (kernel.block_scaled || kernel.op == Op::kGemm)) {
+      efficiency *= kernel.block_scaled ? c_.BLOCK_SCALED_ALONE : c_.FULL_ACCUMULATION_ALONE;
+    }
   }
   if (kernel.through_registers()) efficiency *= c_.THROUGH_REGISTERS_EFFICIENCY;
   made.grid = {of.rows, ceil_div(of.n, made.n), e.batch};
@@ -626,7 +629,9 @@ double Model::alone(Kernel const& kernel, Extents const& e, Gpu const& gpu, int6
   double const each = double(ceil_div(tiles, gpu.multiprocessors)), products = double(tile_m * tile_n) * k;
   double const busy = std::min(1.0, each * double(kernel.warps) / (kernel.f64 ? c_.DMMA_WARPS : c_.FMA_WARPS));
   if (kernel.f64) {
-    return each * (products / (c_.DMMA_PER_CLOCK * busy * c_.CLOCK_HZ) + c_.DMMA_TILE_SECONDS);
+    double const turn = c_.DMMA_TURN_SECONDS + double(tile_m * tile_n) * c_.DMMA_TURN_ELEMENT_SECONDS;
+    return each * (products / (c_.DMMA_PER_CLOCK * busy * c_.CLOCK_HZ) + c_.DMMA_TILE_SECONDS) +
+           double(slices - 1) * turn;
   }
   if (kernel.align_a > 1) {  // mainloop_simt.h
     double const clocks = products / c_.FMA_VECTOR_PER_CLOCK + double(tile_m + tile_n) * k * c_.FMA_VECTOR_LOAD_CLOCKS;

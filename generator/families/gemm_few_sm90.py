@@ -101,8 +101,10 @@ def cells(arch: SmArch) -> Iterator[Cell]:
             yield FULL if ranks < 8 or a is D.BF16 else ON_DEMAND, cell(a, ROW + ROW, ranks)
     for ranks in (1, 4):
         yield FULL, cell(D.F32, ROW + COLUMN, ranks, math="tf32")
-    for ranks, math in ((1, "default"), (4, "default"), (2, "fast")):
-        yield FULL, cell(D.F8E4M3, ROW + COLUMN, ranks, d=D.BF16, math=math, epilogue=SCALED)
+    for ranks in (1, 4):
+        yield FULL, cell(D.F8E4M3, ROW + COLUMN, ranks, d=D.BF16, epilogue=SCALED)
+    # These serve fast accumulation too: kernels of that gain 0.06%.
+    yield ON_DEMAND, cell(D.F8E4M3, ROW + COLUMN, 2, d=D.BF16, math="fast", epilogue=SCALED)
     plain = cell(D.F8E4M3, ROW + COLUMN, 4, d=D.BF16, epilogue=SCALED)
     tile = (MOST, MOST_BLOCK_SCALED, plain.tile[2])
     yield FULL, dataclasses.replace(plain, tile=tile, scale_granularity=BLOCKWISE, scale_type="f32")

@@ -123,8 +123,12 @@ def _supports_block_scales(key: KernelKey) -> Status:
 def _supports_fitted(key: KernelKey) -> Status:
     if key.scheduler != "fitted":
         return OK
-    if key.a.bits != 16 or key.d.bits != 16 or key.epilogue_schedule != "tma" or key.epilogue != LINEAR:
-        return no("kernels whose launch chooses the columns of a tile multiply f16 and bf16, and store those by TMA")
+    half, fp8 = (key.a.bits, key.epilogue) == (16, LINEAR), (key.a, key.epilogue) == (D.F8E4M3, SCALED)
+    if not (half or fp8) or key.d.bits != 16 or key.epilogue_schedule != "tma":
+        return no(
+            "kernels whose launch chooses the columns of a tile multiply f16, bf16 and, scaled, e4m3, and store f16 "
+            "and bf16 by TMA"
+        )
     if key.mainloop not in ("pingpong", "cooperative") or key.tile[1] % 64 or key.layout_b != COLUMN:
         return no(
             "kernels whose launch chooses the columns of a tile are pingpong or cooperative, with N tiles that are "
@@ -334,6 +338,25 @@ _TURNED_FP8_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str],
 }
 """The same of e4m3, by the math mode (docs/performance-log.md, 2026-11-23)."""
 
+_FITTED_FP8_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str, str], ...]] = {
+    "default": (
+        ((64, 192), (4, 1), "pingpong", COLUMN),
+        ((64, 192), (4, 2), "pingpong", COLUMN),
+        ((128, 192), (2, 1), "cooperative", COLUMN),
+        ((128, 192), (4, 2), "cooperative", COLUMN),
+        ((128, 192), (2, 1), "cooperative", ROW),
+        ((128, 192), (1, 2), "cooperative", ROW),
+        ((128, 192), (2, 4), "cooperative", ROW),
+    ),
+    "fast": (
+        ((64, 256), (4, 1), "pingpong", COLUMN),
+        ((64, 256), (2, 4), "pingpong", COLUMN),
+        ((128, 256), (4, 2), "cooperative", COLUMN),
+        ((128, 256), (2, 4), "cooperative", ROW),
+    ),
+}
+"""Of e4m3 with scaled results in bf16, by the math mode: as `_FITTED_TILES` (docs/performance-log.md, 2026-11-26)."""
+
 
 _gemm_sm90 = functools.partial(tma_key, "gemm", SmArch.SM90A)
 
@@ -433,15 +456,21 @@ def _fp8_cells() -> Iterator[Cell]:
     e4m3 = D.F8E4M3
     yield DEFAULT, _gemm_sm90(e4m3, D.BF16, "rc", *full)
     yield DEFAULT, _gemm_sm90(e4m3, D.BF16, "rc", *fast, math="fast")
+    for math, fitted in _FITTED_FP8_TILES.items():
+        for tile, cluster, mainloop, layout_d in fitted:
+            yield FULL, _gemm_sm90(
+                e4m3, D.BF16, "rc", tile, cluster, mainloop, math=math, epilogue="scaled", layout_d=layout_d,
+                scheduler="fitted",
+            )  # fmt: skip
+    # At run time kernels of one width are compiled; those of D serve epilogue trees, which D^T has none of.
     for tile in (wide, ((128, 192), (2, 1), "cooperative")):
-        yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *tile, epilogue="scaled")
-    yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", (128, 128), (2, 1), "pingpong", math="fast", epilogue="scaled")
-    # For epilogue trees, which D^T has none of: they are compiled at run time.
+        yield ON_DEMAND, _gemm_sm90(e4m3, D.BF16, "rc", *tile, epilogue="scaled")
+    yield ON_DEMAND, _gemm_sm90(e4m3, D.BF16, "rc", (128, 128), (2, 1), "pingpong", math="fast", epilogue="scaled")
     for tile_n in (64, 128):
         yield ON_DEMAND, _gemm_sm90(e4m3, D.BF16, "rc", (64, tile_n), (1, 1), "pingpong", epilogue="scaled")
     for math, tiles in _TURNED_FP8_TILES.items():
         for tile in tiles:
-            yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *tile, math=math, epilogue="scaled", layout_d=COLUMN)
+            yield ON_DEMAND, _gemm_sm90(e4m3, D.BF16, "rc", *tile, math=math, epilogue="scaled", layout_d=COLUMN)
     yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *full, epilogue="scaled", epilogue_schedule="nosmem")
     for d in (D.F16, D.F32):
         yield FULL, _gemm_sm90(e4m3, d, "rc", *full, scale_granularity=BLOCKWISE)

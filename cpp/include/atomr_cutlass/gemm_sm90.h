@@ -141,11 +141,11 @@ struct SlicedMainloop : DependentMainloop<Mainloop> {
 };
 
 // What is stored at once of a tile whose width is no multiple of 32: CUTLASS takes 16 columns, and waits after each.
-template <class Tile, bool kCooperative>
+template <class Tile, bool kCooperative, bool kLinear>
 struct StoredAtOnce {
   static constexpr int kM = kCooperative ? 128 : 64, kN = cute::size<1>(Tile{});
-  // Of 176 columns beside the accumulators of 128 rows there are not registers enough.
-  static constexpr bool kWhole = !kCooperative && !(cute::size<0>(Tile{}) > kM && kN > 160);
+  // Of 176 columns there are not registers enough beside the accumulators of 128 rows, or what scales are read into.
+  static constexpr bool kWhole = !kCooperative && !((cute::size<0>(Tile{}) > kM || !kLinear) && kN > 160);
   static constexpr int kColumns = kN % 48 == 0 ? 48 : kWhole ? kN : 0;
   using Type = cute::conditional_t<kN % 32 == 0 || kN % 16 != 0 || kColumns == 0,
                                    cutlass::epilogue::collective::EpilogueTileAuto,
@@ -185,8 +185,9 @@ struct GemmSm90 {
                          kTileN, ElementD>::Type>;
   using BuiltEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
-      typename StoredAtOnce<Tile, kCooperative>::Type, ElementAccumulator, ElementCompute, ElementD, EpilogueLayout,
-      kAlignD, ElementD, EpilogueLayout, kAlignD, EpilogueSchedule, Fusion>::CollectiveOp;
+      typename StoredAtOnce<Tile, kCooperative, cute::is_same_v<Epilogue, LinearEpilogue>>::Type, ElementAccumulator,
+      ElementCompute, ElementD, EpilogueLayout, kAlignD, ElementD, EpilogueLayout, kAlignD, EpilogueSchedule,
+      Fusion>::CollectiveOp;
   // Of a stage of the mainloop, which holds 128 bytes of K, where another stage is worth smaller buffers of D: of f16
   // and bf16 in clusters of four and more. Those of two share one operand only; their neighbours ask L2 for the other
   // one, at different times where they have more stages (measured: 192x80 in 4x2 7% faster, 128x112 in 2x1 7% slower).

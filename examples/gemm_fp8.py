@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import atomr_cutlass as ac
-from atomr_cutlass.ops.quantize.reference import quantize, quantize_blockwise
+from atomr_cutlass import quantization
 from atomr_cutlass.pipeline import devices
 
 E4M3 = ac.CutlassDtype.F8E4M3
@@ -49,9 +49,12 @@ def main() -> None:
     x, w = matrices(m, n, k)
     exact = x.astype(np.float64) @ w.astype(np.float64)
     operands = {
-        "per tensor": (quantize(x, E4M3), quantize(w, E4M3)),
-        "rows and columns": (quantize(x, E4M3, axis=-1), quantize(w, E4M3, axis=-2)),
-        "1x128 and 128x128": (quantize_blockwise(x, E4M3), quantize_blockwise(w, E4M3, block=(128, 128))),
+        "per tensor": (quantization.quantize(x, E4M3), quantization.quantize(w, E4M3)),
+        "rows and columns": (quantization.quantize(x, E4M3, axis=-1), quantization.quantize(w, E4M3, axis=-2)),
+        "1x128 and 128x128": (
+            quantization.quantize_blockwise(x, E4M3),
+            quantization.quantize_blockwise(w, E4M3, block=(128, 128)),
+        ),
     }
     print(f"{'scales':<20}{'of A':>8}{'of B':>8}{'error':>10}{'of rows':>10}")
     for name, (a, b) in operands.items():

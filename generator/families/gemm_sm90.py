@@ -126,8 +126,8 @@ def _supports_fitted(key: KernelKey) -> Status:
     half, fp8 = (key.a.bits, key.epilogue) == (16, LINEAR), (key.a, key.epilogue) == (D.F8E4M3, SCALED)
     if not (half or fp8) or key.d.bits != 16 or key.epilogue_schedule != "tma":
         return no(
-            "kernels whose launch chooses the columns of a tile multiply f16, bf16 and, scaled, e4m3, and store f16 "
-            "and bf16 by TMA"
+            "kernels whose launch chooses the columns of a tile multiply f16 and bf16, or e4m3 with a scaled epilogue, "
+            "and store f16 and bf16 by TMA"
         )
     if key.mainloop not in ("pingpong", "cooperative") or key.tile[1] % 64 or key.layout_b != COLUMN:
         return no(
@@ -457,9 +457,9 @@ def _fp8_cells() -> Iterator[Cell]:
     yield DEFAULT, _gemm_sm90(e4m3, D.BF16, "rc", *full)
     yield DEFAULT, _gemm_sm90(e4m3, D.BF16, "rc", *fast, math="fast")
     for math, fitted in _FITTED_FP8_TILES.items():
-        for tile, cluster, mainloop, layout_d in fitted:
+        for widest, cluster, mainloop, layout_d in fitted:
             yield FULL, _gemm_sm90(
-                e4m3, D.BF16, "rc", tile, cluster, mainloop, math=math, epilogue="scaled", layout_d=layout_d,
+                e4m3, D.BF16, "rc", widest, cluster, mainloop, math=math, epilogue="scaled", layout_d=layout_d,
                 scheduler="fitted",
             )  # fmt: skip
     # At run time kernels of one width are compiled; those of D serve epilogue trees, which D^T has none of.

@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from .ops.grouped_gemm.operation import GroupedGemmRequest, GroupedGemmShape
     from .ops.matmul.function import matmul
     from .ops.matmul.operation import HeuristicKey, MatmulEpilogue, MatmulRequest, ScaleSet
+    from .ops.quantize import reference as quantization
     from .ops.quantize.function import QuantizedArray, dequantize, quantize
     from .pipeline.bindings import BoundPlan
     from .pipeline.explanation import Explanation, explain
@@ -112,6 +113,7 @@ __all__ = [
     "mock_props",
     "plan",
     "props",
+    "quantization",
     "quantize",
     "record",
     "supervise",
@@ -138,6 +140,7 @@ _DEFERRED = {
     "pipeline.tune": ("load_tuning", "tune"),
     "pipeline.tuning": ("TuneRecord",),
     "ops.quantize.function": ("QuantizedArray", "dequantize", "quantize"),
+    "ops.quantize.reference": ("quantization",),
     "ops.conv2d.operation": ("ConvDgradRequest", "ConvFwdRequest", "ConvLayout", "ConvShape", "ConvWgradRequest"),
     "pipeline.request": ("GemmEpilogue",),
     "ops.gated_gemm.operation": ("GatedGemmRequest",),
@@ -155,7 +158,7 @@ if not TYPE_CHECKING:  # a type checker would believe that this has every name
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = importlib.import_module(f".{_MODULES[name]}", __name__)
-        value = module if name == _MODULES[name] else getattr(module, name)
+        value = getattr(module, name, module)  # of `epilogue` and `quantization` the module itself
         globals()[name] = value
         return value
 

@@ -338,7 +338,7 @@ SIMT = _one(math="ieee")
         (SM90, {"scheduler": "streamk"}, "cooperative mainloop"),
         (SM90, {"scheduler": "fitted", "layout_b": "r"}, "B contiguous along K"),
         (SM90, {"scheduler": "fitted", "tile": (128, 144, 64)}, "multiples of 64"),
-        (SM90, {"scheduler": "fitted", "epilogue_schedule": "nosmem"}, "store those by TMA"),
+        (SM90, {"scheduler": "fitted", "epilogue_schedule": "nosmem"}, "store f16 and bf16 by TMA"),
         (SM90, {"epilogue_schedule": ""}, "tma and nosmem"),
         (SM90, {"align_a": 4}, "TMA needs A aligned to 16 bytes"),
         (SM90, {"align_b": 4}, "TMA needs B aligned to 16 bytes"),

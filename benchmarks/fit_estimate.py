@@ -2,10 +2,13 @@
 
     python benchmarks/fit_estimate.py benchmarks/results/2026-11-2[34]-h200-sweep-seed*.json
     python benchmarks/fit_estimate.py --leave-out benchmarks/results/2026-11-2[34]-h200-sweep-seed*.json  # seed by seed
+    python benchmarks/fit_estimate.py --constants 'FEW_*' benchmarks/results/*-few-divisions-*.json
 
 A sweep (of sweep.py) has `kernels`, names, and a row for each problem: `seed`, `shape`, `layouts`, and `cells`, lists
 of a kernel's place among the names, slices of K, swizzle, raster order, width and microseconds; those of before there
-was `columns` have neither slices nor width. The objective is how much longer the kernel that the model chooses
+was `columns` have neither slices nor width. Files of divisions have `runs` instead, of kernels for few rows: a GPU and
+rows with `times`, lists of thread blocks in a cluster, how many share the few rows, rows of a tile, and microseconds.
+The objective is how much longer the kernel that the model chooses
 takes, with the options that it chooses, than the best of its row, some of how far its estimates are off, from one
 another in a row and all in all, and some of how far the constants move from what they are. Kernels that are not in
 `full` are passed over. Leaving out one seed after the other shows the worth of constants on other shapes.
@@ -15,6 +18,7 @@ Coordinate descent over the constants' logarithms: the same sweeps give the same
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import itertools
 import json
 import math
@@ -31,6 +35,7 @@ from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.key import COLUMN, KernelKey
 from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.generator.rules import FEW
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.pipeline import estimate
 from atomr_cutlass.pipeline.devices import Device
@@ -104,9 +109,31 @@ class Row:
 
 
 def read(path: Path, keys: dict[str, KernelKey]) -> list[Row]:
-    """The rows of a sweep; kernels of which `keys` knows no key are passed over."""
-    rows = []
+    """The rows of a sweep or of divisions; kernels of which `keys` knows no key are passed over."""
     recorded = json.loads(path.read_text())
+    if "runs" in recorded:
+        return [row for run in recorded["runs"] for row in _rows(_divisions(run, path.stem[-2:], keys), keys)]
+    return _rows(recorded, keys)
+
+
+def _divisions(run: dict[str, Any], layouts: str, keys: dict[str, KernelKey]) -> dict[str, Any]:
+    """Divisions of few rows as the rows of a sweep: the launch's swizzle and width are the share and the height."""
+    kernels = [
+        name for name, key in keys.items()
+        if key.mainloop == FEW and key.a is CutlassDtype.BF16 and key.layout_a + key.layout_b == layouts
+    ]  # fmt: skip
+    places = {keys[name].cluster[2]: place for place, name in enumerate(kernels)}
+
+    def cells(times: list[list[Any]]) -> list[list[Any]]:
+        return [[places[ranks], 1, share, 0, height, us] for ranks, share, height, us in times if ranks in places]
+
+    same = {"group": "few rows", "layouts": layouts}
+    rows = [{**same, "seed": row["seed"], "shape": row["shape"], "cells": cells(row["times"])} for row in run["rows"]]
+    return {"machine": run["machine"], "kernels": kernels, "columns": [], "rows": rows}
+
+
+def _rows(recorded: dict[str, Any], keys: dict[str, KernelKey]) -> list[Row]:
+    rows = []
     device = DEVICES[recorded["machine"]["gpu"]]
     for row in recorded["rows"]:
         timings: dict[str, Timings] = {}
@@ -195,32 +222,45 @@ def _taken(timings: Timings, options: Sequence[int]) -> float:
 
 
 class Model:
-    """The constants as numbers in a list: those of CONSTANTS, then TILE_N_EFFICIENCY by width."""
+    """The constants that are fitted, as numbers in a list: those by name, then TILE_N_EFFICIENCY by width.
 
-    def __init__(self) -> None:
-        self.widths = tuple(estimate.model.constants["TILE_N_EFFICIENCY"])
+    Attributes:
+        names: of the constants that are numbers; a pattern chooses others than CONSTANTS, without widths.
+    """
+
+    def __init__(self, pattern: str = "") -> None:
+        constants = estimate.model.constants
+        self.names = CONSTANTS
+        self.widths = () if pattern else tuple(constants["TILE_N_EFFICIENCY"])
+        self._others = dict(constants)
+        if pattern:
+            named = fnmatch.filter(constants, pattern)
+            self.names = tuple(name for name in named if isinstance(constants[name], float) and constants[name] != 0)
 
     def get(self) -> list[float]:
         """The model's constants."""
         constants = estimate.model.constants
-        return [*(constants[name] for name in CONSTANTS), *constants["TILE_N_EFFICIENCY"].values()]
+        return [
+            *(constants[name] for name in self.names), *(constants["TILE_N_EFFICIENCY"][width] for width in self.widths)
+        ]  # fmt: skip
 
     def put(self, values: Sequence[float]) -> None:
         """Makes them those of the model."""
-        estimate.model = _core.TimeModel(self._by_name(values))
+        estimate.model = _core.TimeModel(self._others | self._by_name(values))
 
     def _by_name(self, values: Sequence[float]) -> dict[str, Any]:
-        named: dict[str, Any] = dict(zip(CONSTANTS, values, strict=False))
-        return named | {"TILE_N_EFFICIENCY": dict(zip(self.widths, values[len(CONSTANTS) :], strict=True))}
+        named: dict[str, Any] = dict(zip(self.names, values, strict=False))
+        if self.widths:
+            named["TILE_N_EFFICIENCY"] = dict(zip(self.widths, values[len(self.names) :], strict=True))
+        return named
 
     def named(self) -> dict[str, Any]:
         """The constants by name."""
         return self._by_name([float(f"{value:.3g}") for value in self.get()])
 
 
-def fit(rows: Sequence[Row], rounds: int) -> None:
+def fit(model: Model, rows: Sequence[Row], rounds: int) -> None:
     """Changes the model's constants, one after the other, as long as that lowers the cost."""
-    model = Model()
     before = model.get()
 
     def cost(values: Sequence[float]) -> float:
@@ -249,6 +289,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("sweeps", type=Path, nargs="+", help="JSON files with sweeps")
     parser.add_argument("--keys", type=Path, help="file of keys that are in no matrix")
+    parser.add_argument(
+        "--constants", default="", help="pattern of those to fit; default: CONSTANTS and widths"
+    )
     parser.add_argument("--rounds", type=int, default=12, help="0 only says what the model is worth")
     parser.add_argument(
         "--leave-out", action="store_true", help="fit without each seed, and say what that is worth on it"
@@ -258,16 +301,17 @@ def main() -> int:
     if arguments.keys:
         keys |= {key.name: key for key in key_file.read(arguments.keys)}
     rows = [row for path in arguments.sweeps for row in read(path, keys)]
-    start = Model().get()
+    model = Model(arguments.constants)
+    start = model.get()
     for seed in sorted({row.seed for row in rows}) if arguments.leave_out else []:
-        Model().put(start)
-        fit([row for row in rows if row.seed != seed], arguments.rounds)
+        model.put(start)
+        fit(model, [row for row in rows if row.seed != seed], arguments.rounds)
         print_scores([row for row in rows if row.seed == seed], f"without seed {seed}, on it")
-    Model().put(start)
+    model.put(start)
     print_scores(rows, "before")
-    fit(rows, arguments.rounds)
+    fit(model, rows, arguments.rounds)
     print_scores(rows, "after")
-    print(json.dumps(Model().named(), indent=2))
+    print(json.dumps(model.named(), indent=2))
     return 0
 
 

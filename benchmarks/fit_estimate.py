@@ -289,9 +289,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("sweeps", type=Path, nargs="+", help="JSON files with sweeps")
     parser.add_argument("--keys", type=Path, help="file of keys that are in no matrix")
-    parser.add_argument(
-        "--constants", default="", help="pattern of those to fit; default: CONSTANTS and widths"
-    )
+    parser.add_argument("--constants", default="", help="pattern of those to fit; default: CONSTANTS and widths")
     parser.add_argument("--rounds", type=int, default=12, help="0 only says what the model is worth")
     parser.add_argument(
         "--leave-out", action="store_true", help="fit without each seed, and say what that is worth on it"

@@ -76,18 +76,18 @@ def kernel(
     }  # fmt: skip
 
 
-def main(library: str, kernels: str, *told: str) -> None:
+def main(library: str, kernels: str, *facts: str) -> None:
     """Seals a library.
 
     Args:
         library: the file.
         kernels: what `emit` wrote of them.
-        told: `name`, `package`, `compiler`, `cutlass` (the identity of its headers), `headers` (their folder) and
+        facts: `name`, `package`, `compiler`, `cutlass` (the identity of its headers), `headers` (their folder) and
             `license` (that of CUTLASS, or nothing), each as NAME=VALUE.
     """
     from . import headers
 
-    path, given = Path(library), dict(text.split("=", 1) for text in told)
+    path, given = Path(library), dict(text.split("=", 1) for text in facts)
     found: dict[str, list[records.Record]] = {}
     for record in records.read(ROOT / "python" / "atomr_cutlass" / "verified.jsonl"):
         found.setdefault(record.kernel, []).append(record)

@@ -39,7 +39,7 @@ ARCHS = {op: archs_of(op) for op in OPS}
 def family(key: KernelKey) -> Family:
     """The family of a key that `supports` accepts."""
     first, *others = FAMILIES[key.op, key.generation]
-    return next((one for one in others if key.mainloop in one.mainloops), first)
+    return next((other for other in others if key.mainloop in other.mainloops), first)
 
 
 def arguments_of(key: KernelKey) -> str:

@@ -79,11 +79,11 @@ def left_out(preset: str, archs: Iterable[SmArch]) -> Iterator[str]:
             if tier == ON_DEMAND and preset == PRESETS[-1]:
                 yield f"left out: {key.name}: {COMPILED}"
         found: dict[tuple[str, str, str], dict[str, None]] = {}
-        for one in served(arch):
-            if one.tier > TIERS[preset]:
-                why = one.reason or f"in preset {PRESETS[one.tier]}"
-                operands = f"{one.a.value} {one.layouts}".strip()
-                found.setdefault((one.op, operands, why), {})[one.tree] = None
+        for cell in served(arch):
+            if cell.tier > TIERS[preset]:
+                why = cell.reason or f"in preset {PRESETS[cell.tier]}"
+                operands = f"{cell.a.value} {cell.layouts}".strip()
+                found.setdefault((cell.op, operands, why), {})[cell.tree] = None
         for (op, operands, why), names in found.items():
             yield f"left out: {op} {operands} with {', '.join(names)}: {why} ({arch.value})"
 
@@ -98,7 +98,8 @@ def _least(bases: list[KernelKey], tree: str, tiers: dict[tuple[object, ...], in
             serving = [key.epilogue, common_of(key.epilogue), wider(key.epilogue)]
             if key.a in FP8_TYPES and key.op == "gemm" and common_of(key.epilogue.replace(SCALED, LINEAR, 1)):
                 serving.append(SCALED_COMMON)
-            least = min((tiers.get((*_place(key)[:-1], one), ON_DEMAND) for one in serving if one), default=ON_DEMAND)
+            *place, _ = _place(key)
+            least = min((tiers.get((*place, name), ON_DEMAND) for name in serving if name), default=ON_DEMAND)
             reason = "" if least < ON_DEMAND else COMPILED if status else status.reason
             found[base.math] = min(found.get(base.math, (ON_DEMAND, reason)), (least, reason), key=_order)
     return max(found.values(), key=_order)

@@ -267,9 +267,9 @@ def read(path: Path) -> list[RequestedTree]:
                 except (ValueError, RecursionError) as error:
                     raise ValueError(f"{path}:{number}: {error}") from error
     found: dict[RequestedTree, None] = {}
-    for number, one in objects:
+    for number, values in objects:
         try:
-            tree = _parsed(one)
+            tree = _parsed(values)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}:{number}: no epilogue tree: {error}") from error
         if tree is not None:

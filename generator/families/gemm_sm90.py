@@ -463,19 +463,19 @@ def _fp8_cells() -> Iterator[Cell]:
                 scheduler="fitted",
             )  # fmt: skip
     # At run time kernels of one width are compiled; those of D serve epilogue trees, which D^T has none of.
-    for tile in (wide, ((128, 192), (2, 1), "cooperative")):
-        yield ON_DEMAND, _gemm_sm90(e4m3, D.BF16, "rc", *tile, epilogue="scaled")
+    for tiling in (wide, ((128, 192), (2, 1), "cooperative")):
+        yield ON_DEMAND, _gemm_sm90(e4m3, D.BF16, "rc", *tiling, epilogue="scaled")
     yield ON_DEMAND, _gemm_sm90(e4m3, D.BF16, "rc", (128, 128), (2, 1), "pingpong", math="fast", epilogue="scaled")
     for tile_n in (64, 128):
         yield ON_DEMAND, _gemm_sm90(e4m3, D.BF16, "rc", (64, tile_n), (1, 1), "pingpong", epilogue="scaled")
-    for math, tiles in _TURNED_FP8_TILES.items():
-        for tile in tiles:
-            yield ON_DEMAND, _gemm_sm90(e4m3, D.BF16, "rc", *tile, math=math, epilogue="scaled", layout_d=COLUMN)
+    for math, tilings in _TURNED_FP8_TILES.items():
+        for tiling in tilings:
+            yield ON_DEMAND, _gemm_sm90(e4m3, D.BF16, "rc", *tiling, math=math, epilogue="scaled", layout_d=COLUMN)
     yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *full, epilogue="scaled", epilogue_schedule="nosmem")
     for d in (D.F16, D.F32):
         yield FULL, _gemm_sm90(e4m3, d, "rc", *full, scale_granularity=BLOCKWISE)
-    for tile in (wide, ((64, 128), (1, 1), "pingpong")):
-        yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *tile, scale_granularity=BLOCKWISE)
+    for tiling in (wide, ((64, 128), (1, 1), "pingpong")):
+        yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *tiling, scale_granularity=BLOCKWISE)
     yield FULL, _gemm_sm90(e4m3, e4m3, "rc", *full, epilogue="scaled", scale_granularity=BLOCKWISE)
 
 

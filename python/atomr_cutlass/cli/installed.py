@@ -206,7 +206,7 @@ def gather() -> dict[str, Any]:
             {"op": op, "generation": generation, "arch": arch, "kernels": count}
             for (op, generation, arch), count in counts
         ],
-        "missing": [{"what": what, "for": use, "cure": cure} for what, use, cure in missing if what],
+        "missing": [{"what": lacks, "for": use, "cure": cure} for lacks, use, cure in missing if lacks],
     }
 
 

@@ -29,8 +29,8 @@ from .output import AsJson, complain, report, size_text
 pack_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="The pack to write.")]
-One = Annotated[Path, typer.Argument(help="A pack.")]
-Several = Annotated[list[Path], typer.Argument(help="Packs.")]
+PackPath = Annotated[Path, typer.Argument(help="A pack.")]
+PackPaths = Annotated[list[Path], typer.Argument(help="Packs.")]
 
 
 def build_command(
@@ -70,7 +70,7 @@ def build_command(
 
 
 @pack_app.command("list")
-def list_command(path: One, *, as_json: AsJson = False) -> None:
+def list_command(path: PackPath, *, as_json: AsJson = False) -> None:
     """Lists the contents of a pack of either form and the tools that built it; loads none of it."""
     found = pack.read_manifest(path)
     kernels = found["kernels"]
@@ -84,7 +84,7 @@ def list_command(path: One, *, as_json: AsJson = False) -> None:
 
 
 @pack_app.command("verify")
-def verify_command(paths: Several, *, as_json: AsJson = False) -> None:
+def verify_command(paths: PackPaths, *, as_json: AsJson = False) -> None:
     """Checks every byte of packs and whether this package can load them; ends with 1 if one cannot be used."""
     problems = dict.fromkeys(paths, "")
     for path in paths:
@@ -102,7 +102,7 @@ def verify_command(paths: Several, *, as_json: AsJson = False) -> None:
 
 
 @pack_app.command("diff")
-def diff_command(first: One, second: One, *, as_json: AsJson = False) -> None:
+def diff_command(first: PackPath, second: PackPath, *, as_json: AsJson = False) -> None:
     """Kernels that only one of two packs has, and those whose code differs; ends with 1 if there are any."""
     ours, theirs = (
         {kernel["name"]: kernel for kernel in pack.read_manifest(path)["kernels"]} for path in (first, second)
@@ -122,7 +122,7 @@ def diff_command(first: One, second: One, *, as_json: AsJson = False) -> None:
 
 
 @pack_app.command("merge")
-def merge_command(paths: Several, *, output: Output, as_json: AsJson = False) -> None:
+def merge_command(paths: PackPaths, *, output: Output, as_json: AsJson = False) -> None:
     """One pack of the kernels of several packs of cubins that were built alike."""
     made = pack.merge([pack.read_cubins(path) for path in paths], output.stem)
     _write(output, pack.encode(made), as_json=as_json)

@@ -257,20 +257,20 @@ def _signature(function: Any, title: str, given: Mapping[str, Any]) -> inspect.S
             f"{title} does not tell its parameters: wrap it in a function of its own, such as lambda acc: f(acc)"
         ) from None
     parameters = list(signature.parameters.values())
-    variadic = [str(one) for one in parameters if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    variadic = [str(each) for each in parameters if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     if variadic:
         raise InvalidOperandError(f"{title} takes {' and '.join(variadic)}: name each operand as a parameter")
     if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
         raise InvalidOperandError(f"{title} has no parameter for the accumulator: give it a first one")
     accumulator, *operands = parameters
-    names = [one.name for one in operands]
+    names = [operand.name for operand in operands]
     unknown = [name for name in given if name not in names]
     if unknown:
         raise InvalidOperandError(
             f"{title} has no parameter for {_listed(unknown)}; its operands are {_listed(names) or 'none'} "
             f"({accumulator.name!r} is the accumulator)"
         )
-    missing = [one.name for one in operands if one.default is one.empty and one.name not in given]
+    missing = [each.name for each in operands if each.default is each.empty and each.name not in given]
     if missing:
         raise InvalidOperandError(f"{title} needs {_listed(missing)}: give an array or a number for each by its name")
     return signature

@@ -237,14 +237,14 @@ class _Half:
         self._turn, self._answer, self._said = turn, b"", b""
         try:
             # A request in memory: a pipe has room for 64 KiB, and a worker that hangs would not read the rest.
-            with os.fdopen(os.memfd_create("request"), "r+b") as asked, locks.forking:
-                asked.write(json.dumps(request).encode() + b"\n")
-                asked.seek(0)
+            with os.fdopen(os.memfd_create("request"), "r+b") as request_file, locks.forking:
+                request_file.write(json.dumps(request).encode() + b"\n")
+                request_file.seek(0)
                 # A child that is forked meanwhile would keep a pipe's end open.
                 self._process = subprocess.Popen(
                     # -I: the environment does not decide what Python runs.
                     [sys.executable, "-I", str(_WORKER)],
-                    stdin=asked,
+                    stdin=request_file,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     env=_environment(),

@@ -53,7 +53,7 @@ def cache_list_command(*, as_json: AsJson = False) -> None:
 
 @cache_app.command("verify")
 def cache_verify_command(*, as_json: AsJson = False) -> None:
-    """Checks every checksum, moves what is damaged or unsafe to the quarantine, and ends with 1 if there was any."""
+    """Checks every checksum and moves damaged or unsafe kernels to the quarantine; exit status 1 if there are any."""
     store = KernelStore()
     # A thousand kernels are a gigabyte, which takes seconds.
     checked, damaged = store.verify(lambda paths: track(paths, "Checking", disable=len(paths) < 500))

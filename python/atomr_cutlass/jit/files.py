@@ -29,14 +29,14 @@ from . import locks
 FOLDER_VARIABLE = "ATOMR_CUTLASS_CACHE_DIR"
 SUBFOLDERS = ("entries", "tmp", "locks", "failures", "validations", "quarantine")
 
-# Long enough for the processes that start together and meet one broken source; short enough for who has mended a
-# header, which shows in no digest of an installation that is edited in place.
+# Long enough for processes that start together with one broken source; short enough after the correction of a header in
+# an editable installation, where no digest changes.
 FAILURE_SECONDS = 600.0
 _REWRITE_SECONDS = 60.0  # patience with other writers of a file
 
 _VERSION: Callable[[os.stat_result], tuple[int, int, int]] = attrgetter("st_ino", "st_size", "st_mtime_ns")
 _SOURCE = ".cu"
-_MOST_LETTERS = 1 << 14  # of the finding of a validation
+_MOST_LETTERS = 1 << 14  # of a validation's finding
 _NO_RECORD = (KeyError, RecursionError, TypeError, ValueError)
 """The errors of reading damaged JSON."""
 
@@ -186,7 +186,7 @@ def save(path: Path, content: bytes) -> None:
 
 
 def rewrite(path: Path, made: Callable[[str], str], doing: str) -> None:
-    """Replaces the text of a user's file of lines by `make` of it, if different; locks out other writers.
+    """Replaces the text of a user's file of lines by `made(text)`, if different; locks out other writers.
 
     `doing` is for errors, such as "record kernels in".
     """

@@ -1,4 +1,4 @@
-"""The usual epilogue trees that presets serve, by operands and archs, and the reason where they do not."""
+"""The presets that serve the usual epilogue trees, by operands and archs, and the reasons if none does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TREES = (
     *("bias", *(f"bias_{name}" for name in COMMON_ACTIVATIONS if name), *filter(None, COMMON_ACTIVATIONS)),
     *("residual", "gated_silu", "gated_gelu", "row_scale", "row_column_scale", "quantize", "narrow"),
 )
-"""Of trees.NAMED, those that programs usually want."""
+"""The commonly used ones of trees.NAMED."""
 
 TYPES = (D.F16, D.BF16, D.F8E4M3)
 
@@ -49,7 +49,7 @@ class Served(NamedTuple):
 
 
 def served(arch: SmArch) -> Iterator[Served]:
-    """The presets that serve each of TREES on aligned operands; of fp8, on those contiguous along K."""
+    """The presets that serve each of TREES on aligned operands; for fp8, on those contiguous along K."""
     everything = list(cells([arch]))
     found = trees.bases([cell for cell in everything if not has_tree(cell[1].epilogue)])
     tiers: dict[tuple[object, ...], int] = {}
@@ -73,7 +73,7 @@ def served(arch: SmArch) -> Iterator[Served]:
 
 
 def left_out(preset: str, archs: Iterable[SmArch]) -> Iterator[str]:
-    """Lines that name the cells that no preset of some archs has, and the trees that this one lacks."""
+    """Lines with the cells that no preset of the archs has, and the trees that this preset lacks."""
     for arch in archs:
         for tier, key in cells([arch]):
             if tier == ON_DEMAND and preset == PRESETS[-1]:
@@ -89,7 +89,7 @@ def left_out(preset: str, archs: Iterable[SmArch]) -> Iterator[str]:
 
 
 def _least(bases: list[KernelKey], tree: str, tiers: dict[tuple[object, ...], int]) -> tuple[int, str]:
-    """The tier at which every math mode of the bases has the tree, and why it is none."""
+    """The tier from which every math mode of the bases has the tree, and the reason if there is none."""
     found: dict[str, tuple[int, str]] = {}
     for base in bases:
         if base.epilogue == SCALED or not any(other.epilogue == SCALED for other in bases):

@@ -23,11 +23,11 @@ from .rules import FEW, FP8_TYPES
 
 @dataclass(frozen=True)
 class Instruction:
-    """The instruction that multiplies, as SASS spells it: `HMMA` with `BF16` among its modifiers, say.
+    """The multiplying instruction of a kernel in SASS, such as `HMMA` with `BF16` among its modifiers.
 
     Attributes:
         opcode: the part before the first dot.
-        modifier: the parts that must follow it somewhere, one after the other; empty where nothing is asked for.
+        modifier: the consecutive parts that must follow it somewhere; empty for no requirement.
         absent: modifiers that no instruction of this opcode may have.
     """
 
@@ -89,7 +89,7 @@ class Function:
     Attributes:
         name: the symbol.
         arch: the machine code's target, such as `sm_90a`.
-        mnemonics: how often each instruction occurs, with its modifiers (`HMMA.16816.F32.BF16`).
+        mnemonics: the number of occurrences of each instruction with its modifiers (`HMMA.16816.F32.BF16`).
     """
 
     name: str

@@ -328,8 +328,8 @@ class EpilogueVisitorTree:
     def _canonical(self, *, in_order: bool) -> tuple[list[str], dict[Node, int], tuple[Input, ...]]:
         """Lines of the program, the number of each node's value, and the inputs in order.
 
-        Equal values get one number. Operands of commutative operations are sorted by what they compute, not by the
-        names of inputs where that decides, so that names do not decide which kernel is compiled.
+        Equal values get one number. Operands of commutative operations are sorted by their computations, and by
+        names of inputs only where these are equal, so that names do not affect the choice of kernel.
         """
         anonymous: dict[Node, str] = {}
         named: dict[Node, str] = {}

@@ -273,7 +273,7 @@ def case_host_arrays() -> None:
         assert_written(request, given, {"out": values["out"]})
 
 
-def case_trials_and_actors() -> None:
+def case_runs_and_actors() -> None:
     actor = ac.CutlassActor(16)
     for request in requests():
         result = verify.run(request)

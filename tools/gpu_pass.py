@@ -362,7 +362,7 @@ def op_of(test: Outcome) -> str:
     own = test.place.rpartition(".")[2].removeprefix("test_")
     names = [name for name in operations() if name.startswith(own)]
     if names:  # several of a convolution: its parameters tell which
-        common = os.path.commonprefix(names).rstrip("_")
+        common = names[0] if len(names) == 1 else names[0].rpartition("_")[0]
         return next((name for name in names if name.rpartition("_")[2] in test.name), common)
     of_files = {"fp8": "gemm fp8", "fp8_scaled": "gemm fp8 scaled", "requests": "requests", "actor": "actor",
                 "epilogue": "gemm epilogue trees"}  # fmt: skip

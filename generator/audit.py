@@ -1,4 +1,4 @@
-"""The audit of a kernel's machine code: it has the instruction that its key promises, and no spilled registers.
+"""The audit of a kernel's machine code: it must have its key's instruction, and no spilled registers.
 
 Reads the listings of `cuobjdump -sass` and `cuobjdump -res-usage`.
 """
@@ -23,11 +23,11 @@ from .rules import FEW, FP8_TYPES
 
 @dataclass(frozen=True)
 class Instruction:
-    """The instruction that multiplies, as SASS spells it: `HMMA` with `BF16` among its modifiers, say.
+    """The multiplying instruction of a kernel in SASS, such as `HMMA` with `BF16` among its modifiers.
 
     Attributes:
         opcode: the part before the first dot.
-        modifier: the parts that must follow it somewhere, one after the other; empty where nothing is asked for.
+        modifier: the consecutive parts that must follow it somewhere; empty for no requirement.
         absent: modifiers that no instruction of this opcode may have.
     """
 
@@ -55,7 +55,7 @@ def expected_instruction(key: KernelKey) -> Instruction | None:
     if key.is_elementwise:
         return None
     if key.generation == "sm100":
-        # The element types of UMMA are in a descriptor; the instruction's name tells their width alone.
+        # The element types of UMMA are in a descriptor; the instruction's name has only their width.
         kinds = {CutlassDtype.I8: "I", CutlassDtype.F8E4M3: "Q", CutlassDtype.F8E5M2: "Q", CutlassDtype.F4E2M1: "O"}
         pair = "2CTA" if key.mainloop == "2sm" else ""
         return Instruction(f"UTC{kinds.get(key.a, 'H')}MMA", pair, frozenset({"2CTA"} - {pair}))
@@ -89,7 +89,7 @@ class Function:
     Attributes:
         name: the symbol.
         arch: the machine code's target, such as `sm_90a`.
-        mnemonics: how often each instruction occurs, with its modifiers (`HMMA.16816.F32.BF16`).
+        mnemonics: the number of occurrences of each instruction with its modifiers (`HMMA.16816.F32.BF16`).
     """
 
     name: str
@@ -97,7 +97,7 @@ class Function:
     mnemonics: Counter[str] = field(default_factory=Counter)
 
     def count(self, opcode: str) -> int:
-        """How often an opcode occurs, whatever its modifiers."""
+        """The number of occurrences of an opcode, with any modifiers."""
         return sum(count for name, count in self.mnemonics.items() if name.partition(".")[0] == opcode)
 
 
@@ -163,7 +163,7 @@ def _missing(instruction: Instruction, function: Function) -> list[str]:
 
 
 def faults(key: KernelKey, function: Function, resources: Mapping[str, int]) -> list[str]:
-    """The faults of a kernel's machine code; an empty list where it has none.
+    """The faults of a kernel's machine code; empty if it has none.
 
     Args:
         key: the kernel's.

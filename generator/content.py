@@ -1,7 +1,7 @@
 """The identity of a kernel's sources: its source in both flavours, the headers of ours, and CUTLASS's.
 
-Two kernels of the same identity, by the same compiler, are the same code. Comments, blank space, the folder of the
-headers and their dates are no part of it, so that records of a kernel stay true over changes that do not concern it.
+Two kernels of the same identity, by the same compiler, have the same code. Comments, blank space, the folder of the
+headers and their dates do not count, so that records of a kernel remain valid after changes that do not affect it.
 
 `python -m generator.content CUTLASS OURS` prints the identity of CUTLASS's headers.
 """
@@ -64,7 +64,7 @@ def cutlass_digest(cutlass: Path, ours: Path, digest: str | None = None) -> str:
     import hashlib
 
     total = hashlib.sha256((digest or headers.digest(cutlass)).encode())
-    # All that some compiler finds, so that there is one identity for both.
+    # The headers of either compiler, so that both have one identity.
     for folder in headers.includes(cutlass, "nvrtc", ours=ours).folders:
         if ours in folder.parents:
             for path in sorted(path for path in folder.rglob("*") if headers.is_header(path)):
@@ -74,7 +74,7 @@ def cutlass_digest(cutlass: Path, ours: Path, digest: str | None = None) -> str:
 
 
 def normalized(text: str) -> str:
-    """C++ without comments, and with as little blank space as lines need."""
+    """C++ without comments and superfluous blank space."""
     text = _COMMENTS.sub(lambda found: found["literal"] or " ", text)
     return _SPACES.sub(lambda found: found["literal"] or ("\n" if "\n" in found[0] else " "), text).strip()
 
@@ -93,7 +93,7 @@ def _reached(text: str, include: Path) -> set[str]:
 
 @functools.cache
 def _header(path: Path) -> tuple[tuple[str, ...], str]:
-    """The headers of ours that one of them includes, and the digest of its text."""
+    """Our headers that one of our headers includes, and the digest of its text."""
     import hashlib
 
     text = normalized(path.read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
 """The cost of building a cell, as builds measured it: `costs.json`, which `tools/build_pack.py --costs` writes.
 
-A cell is compiled in a unit with others (`emit`), and has an even share of what the unit took. One that was not
-measured is taken to cost what those like it do on the mean: of its template with a tree or without, of its arch if
-there are such, else of any.
+A cell is compiled in a unit with others (`emit`), and has an even share of the unit's cost. For a cell that was not
+measured, the mean of similar ones counts: those of its template, with a tree or without, of its arch if there are any,
+else of any arch.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def total(keys: Sequence[KernelKey]) -> str:
 
 
 def shown(key: KernelKey) -> str:
-    """The cost of a cell as a list has it: `about` where it was not measured."""
+    """The cost of a cell for listings, with `about` if it was not measured."""
     return f"{'' if key.name in costs() else 'about '}{cost_of(key)}"
 
 

@@ -1,9 +1,9 @@
-"""Which cells are worth their place in a build, by measurement: a greedy cover of the problems of tuned choices.
+"""Selection of cells for a build by measurement: a greedy cover of the problems of tuned choices.
 
-A file of tuned choices is a file of keys whose lines have `tuned`: the problem, the model of GPU, how long the fastest
-kernel took, and in `timings` how long others did, by the digests of their keys. A set of cells costs each problem the
-time of its fastest cell. The next cell is the one that takes most off the geometric mean of these times, for each byte
-of its code where bytes are limited.
+A file of tuned choices is a file of keys whose lines have `tuned`: the problem, the model of GPU, the time of the
+fastest kernel, and in `timings` those of others, by the digests of their keys. A problem's time with a set of cells is
+that of the fastest of them. The next cell is the one that reduces the geometric mean of these times most, per byte of
+its code if bytes are limited.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .key_file import read
 from .matrix import cells
 
 UNSERVED = 10.0
-"""So many times the slowest kernel's time counts where no cell of a set serves a problem."""
+"""The time of a problem that no cell of a set serves, as a multiple of the slowest kernel's."""
 
 DEFAULT_BYTES = 11e3
-"""Of a cell whose code was not measured: about the mean of those that were."""
+"""The size of a cell whose code was not measured: about the mean of those that were."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Budget:
     """The limits of a set.
 
     Attributes:
-        cells: how many; 0 is no limit.
-        megabytes: of GPU code, compressed as it is linked; 0 is no limit.
+        cells: the most cells; 0 is no limit.
+        megabytes: the most GPU code, compressed as it is linked; 0 is no limit.
 
     Raises:
         ValueError: a limit is negative.
@@ -53,11 +53,11 @@ class Budget:
 
 
 def choose(path: Path, archs: Sequence[SmArch], budget: Budget) -> list[KernelKey]:
-    """The keys of the archs that a file of tuned choices makes worth a budget, the one that saves most first.
+    """The keys of the archs in a file of tuned choices that fit a budget, the one that saves most first.
 
     Raises:
-        ValueError: the file cannot be read, holds no tuned choice of the archs, or a line is none; or the budget has
-            room for none of its kernels.
+        ValueError: the file cannot be read, has no tuned choice of the archs, or a malformed line; or none of its
+            kernels fits the budget.
     """
     known = {key.digest: key for _, key in cells(archs)} | {key.digest: key for key in read(path) if key.arch in archs}
     problems = list(measured(path, known).values())
@@ -70,7 +70,7 @@ def choose(path: Path, archs: Sequence[SmArch], budget: Budget) -> list[KernelKe
     left = budget.megabytes * 1e6 if budget.megabytes else math.inf
 
     def worth(digest: str) -> float:
-        """The gain of a cell in the logarithms of the times, for each byte where bytes are limited."""
+        """The gain of a cell in the logarithms of the times, per byte if bytes are limited."""
         saved = sum(math.log(now / of) for now, of in zip(best, took[digest], strict=True) if of < now)
         return saved / (size(known[digest]) if budget.megabytes else 1.0)
 
@@ -96,7 +96,7 @@ def measured(path: Path, known: Mapping[str, KernelKey]) -> dict[tuple[str, str]
         known: keys by digest; other kernels are left out, and problems without any.
 
     Raises:
-        ValueError: a line's timings are none; names it.
+        ValueError: malformed timings; names the line.
     """
     found: dict[tuple[str, str], dict[str, float]] = {}
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -119,6 +119,6 @@ def measured(path: Path, known: Mapping[str, KernelKey]) -> dict[tuple[str, str]
 
 
 def size(key: KernelKey) -> float:
-    """Bytes of a cell's GPU code, as a build measured it, or about."""
+    """Bytes of a cell's GPU code, as a build measured it, else estimated."""
     known = costs().get(key.name)
     return float(known.size) if known else DEFAULT_BYTES

@@ -1,7 +1,7 @@
 """Writes sources, the row table and kernels.cmake into a folder: only the changed files, removing the stale ones.
 
 Each cell has a source, `src/ARCH/NAME.cu`. Several cells of a family are compiled as one unit, `units/ARCH/*.cu`, which
-includes their sources: much of a compilation is reading CUTLASS's headers, on the host and for the device.
+includes their sources, since much of a compilation is reading CUTLASS's headers, for host and device.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ OURS = Path(__file__).resolve().parents[1] / "cpp" / "include" / "atomr_cutlass"
 
 UNIT_CELLS = 8
 LONG_SECONDS = 4.0
-"""How many cells make a unit at most, half as many of those that NVRTC takes longer for by themselves, and one that it
-takes four times as long for: more save little, and would leave processors idle at the end of a build."""
+"""Most cells of a unit; half as many if NVRTC takes longer than this for each, and one if it takes four times as long:
+larger units save little, and would leave processors idle at the end of a build."""
 
 _MEMBER = re.compile(r'^#include "\.\./\.\./src/\w+/(\w+)\.cu"$', re.MULTILINE)
 
@@ -93,11 +93,11 @@ def _write_if_changed(path: Path, text: str) -> None:
 
 
 def units_of(cells: Sequence[KernelKey], present: Iterable[Path] = ()) -> list[list[KernelKey]]:
-    """The cells of one arch that are compiled together, those first that take longest.
+    """The cells of one arch grouped into units, those first that take longest.
 
     Args:
         cells: of one arch.
-        present: units that stay as they are while all their cells are wanted: one more cell compiles nothing else.
+        present: existing units, kept if all their cells are selected, so that a new cell recompiles no others.
     """
     left = {key.name: key for key in cells}
     units = []
@@ -105,7 +105,7 @@ def units_of(cells: Sequence[KernelKey], present: Iterable[Path] = ()) -> list[l
         names = members(path)
         if names and all(name in left for name in names):
             units.append([left.pop(name) for name in names])
-    # Cells of a template that begin with another header would come too late for it behind the others.
+    # Cells of a template whose first header differs need another unit: that header has to precede all others.
     by_headers: dict[tuple[str, ...], list[KernelKey]] = defaultdict(list)
     for key in left.values():
         begins_with = (family(key).template, *_include_lines(render(key)[0]))
@@ -119,17 +119,17 @@ def units_of(cells: Sequence[KernelKey], present: Iterable[Path] = ()) -> list[l
 
 
 def _seconds(key: KernelKey) -> float:
-    """About how long a cell takes to compile: one with a body for each width as long as a few others."""
+    """The approximate compilation time of a cell; one with a body for each width takes as long as a few others."""
     return family(key).compile_seconds * (4 if key.scheduler == "fitted" else 1)
 
 
 def unit_source(cells: Sequence[KernelKey]) -> tuple[str, str]:
-    """The name of a unit, which is that of its family and cells, and its text, for a folder `units/ARCH`."""
+    """A unit's name, made of its family and cells, and its text, for a folder `units/ARCH`."""
     import hashlib  # loads OpenSSL, which importing the package need not
 
     names = [key.name for key in cells]
     digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:10]
-    # All headers come before the names that cells share are redefined.
+    # All headers precede the redefinition of names that cells share.
     headers = dict.fromkeys(line for key in cells for line in _include_lines(render(key)[0]))
     parts = [f"{line}\n" for line in headers]
     for number, key in enumerate(cells):

@@ -20,7 +20,7 @@ class InvalidOperandError(CutlassError, ValueError):
 
 
 def shown(value: Any, _depth: int = 0) -> str:
-    """A value as messages show it: a short value as it is, any other by its type."""
+    """A value for messages: a short value itself, any other by its type."""
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         return f"an integer of {value.bit_length()} bits"
     if type(value) in (tuple, list) and _depth < _DEEPEST:
@@ -36,7 +36,7 @@ def shown(value: Any, _depth: int = 0) -> str:
 
 
 def expect(value: Any, kind: type | tuple[type, ...], name: str, wanted: str = "") -> None:
-    """Refuses a value of another kind, before it is compared or hashed.
+    """Refuses a value of another type, before it is compared or hashed.
 
     Args:
         value: the argument.

@@ -1,15 +1,15 @@
-"""The headers that kernels are compiled with: which folders a compiler searches, and the identity of their contents.
+"""The headers that kernels are compiled with: the folders that a compiler searches, and the identity of their contents.
 
-Both compilers ask here: CMake through the command line below, for nvcc; `jit.toolchain` for NVRTC.
+Both compilers use this module: CMake, for nvcc, through the command line below, and `jit.toolchain` for NVRTC.
 
-A *shadow* is a header of ours that is found before CUTLASS's of the same name. `shadows/` has a folder for each version
-of CUTLASS that shadows are valid for, `cutlass_4` (every 4.x) or `cutlass_4.2` (that one), and in it a folder for each
+A *shadow* is a header of ours that precedes CUTLASS's of the same name. `shadows/` has a folder for each version of
+CUTLASS for which shadows are valid, `cutlass_4` (every 4.x) or `cutlass_4.2` (that one), and in it a folder for each
 purpose:
 
-- `required`: the headers that kernels need and those of CUTLASS lack;
-- `required_nvrtc`: the headers that a compiler without a host needs besides;
-- `newer_nvrtc`: those that it needs for a CUTLASS newer than the pinned one;
-- `faster`: the same as CUTLASS's, but compiled in a fraction of the time. They follow the inside of one release.
+- `required`: headers for kernels that CUTLASS's headers do not suffice for;
+- `required_nvrtc`: further headers for a compiler without a host;
+- `newer_nvrtc`: further ones for such a compiler with a CUTLASS newer than the pinned one;
+- `faster`: equivalents of CUTLASS's that compile in a fraction of the time, and depend on internals of one release.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Includes:
 
 
 def cutlass_version(cutlass: Path) -> tuple[int, int]:
-    """(major, minor) of a folder of CUTLASS headers, the one that has `cutlass/` and `cute/` in it.
+    """(major, minor) of a folder of CUTLASS headers, which contains `cutlass/` and `cute/`.
 
     Raises:
-        HeadersError: its `cutlass/version.h` is missing or says no version.
+        HeadersError: its `cutlass/version.h` is missing or has no version.
     """
     path = cutlass / "cutlass" / "version.h"
     try:
@@ -108,7 +108,7 @@ def includes(cutlass: Path, compiler: str, *, ours: Path) -> Includes:
 
 
 def objection(key: KernelKey, version: tuple[int, int]) -> str:
-    """Why a kernel does not compile with one of the versions of `TRIED`; empty where it does."""
+    """Why a kernel does not compile with a version of `TRIED`; empty if it does."""
     if version == TRIED[0]:
         return ""
     from .matrix import family  # which loads every family, and CMake asks for folders only
@@ -130,7 +130,7 @@ def digest(folder: Path, *, below: bool = True) -> str:
 
 
 def prune(installed: Path, source: Path) -> None:
-    """Removes from an installed folder the files that its source has no longer, and the folders that this empties."""
+    """Removes files from an installed folder that its source no longer has, and the folders that become empty."""
     for path in sorted(installed.rglob("*"), reverse=True):
         kept = source / path.relative_to(installed)
         if path.is_dir() and not path.is_symlink():
@@ -141,7 +141,7 @@ def prune(installed: Path, source: Path) -> None:
 
 
 def write_digest(folder: Path) -> None:
-    """Leaves the digest of a folder in its file DIGEST, which is never half written."""
+    """Writes the digest of a folder to its file DIGEST, atomically."""
     partial = folder / f"DIGEST.{os.getpid()}.partial"
     partial.write_text(f"{digest(folder)}\n", encoding="ascii")
     partial.replace(folder / "DIGEST")
@@ -153,7 +153,7 @@ def _name(version: tuple[int, int]) -> str:
 
 def is_header(path: Path) -> bool:
     """Whether a path is a header's."""
-    # C++'s own have no suffix: <string>. Nor has DIGEST.
+    # C++'s own have no suffix: <string>; neither has DIGEST.
     return (path.suffix in SUFFIXES or (not path.suffix and path.name.islower())) and path.is_file()
 
 

@@ -22,7 +22,7 @@ DIRECT = "direct"
 
 @dataclass(frozen=True)
 class KernelKey:
-    """Everything that the compiler sees, and nothing that a call decides (no shape, stride, scalar or pointer).
+    """The compile-time parameters of a kernel, without those of a call (shapes, strides, scalars, pointers).
 
     TF32 math is a property of the multiplication: operands of tf32 kernels have element type F32 and `math` says tf32.
 
@@ -37,7 +37,7 @@ class KernelKey:
         tile: thread block tile M, N, K (for sm90: of one CTA; for `2sm` of sm100: of the two that share an MMA).
         cluster: thread block cluster.
         warps: warps along M, N, K (sm80 generation; (0, 0, 0) elsewhere).
-        stages: mainloop stages; 0 fits as many as shared memory holds (CUTLASS 3.x).
+        stages: mainloop stages; 0: as many as shared memory holds (CUTLASS 3.x).
         mainloop: `multistage`, `twostage` or `direct` (sm80); `pingpong`, `cooperative` or `warpspecialized` (sm90);
             `1sm` or `2sm` (sm100).
         epilogue_schedule: `tma` or `nosmem` (CUTLASS 3.x); empty for sm80.
@@ -88,7 +88,7 @@ class KernelKey:
 
     @property
     def is_elementwise(self) -> bool:
-        """Whether the kernel multiplies no matrices but goes through elements one by one: it has no tile."""
+        """Whether the kernel is elementwise instead of a matrix multiplication: it has no tile."""
         return self.tile == (1, 1, 1)
 
     @property
@@ -116,7 +116,7 @@ class KernelKey:
     def to_json(self) -> str:
         """Canonical JSON: one text per key.
 
-        Fields at their default are left out, so that a field added later does not rename the kernels that lack it.
+        Fields at their default are omitted, so that a field added later does not rename existing kernels.
         """
         given = ((name, getattr(self, name), default) for name, default in _defaults(type(self)).items())
         return _ENCODER.encode({name: _plain(value) for name, value, default in given if value != default})
@@ -141,7 +141,7 @@ class KernelKey:
 
 
 def _defaults(cls: type[KernelKey]) -> dict[str, Any]:
-    """Fields and their defaults. Kept: every key of a matrix of thousands is written out."""
+    """Fields and their defaults, cached: every key of a matrix of thousands is written out."""
     if cls not in _DEFAULTS:
         _DEFAULTS[cls] = {field.name: field.default for field in fields(cls)}
     return _DEFAULTS[cls]

@@ -1,6 +1,6 @@
-"""Keys as data: a JSON object a line with a kernel's name and the fields of its key, as `list --json` prints each one.
+"""Files of keys: one JSON object per line with a kernel's name and the fields of its key, as `list --json` prints it.
 
-Readers ignore the other members of an object (shapes and counts of a recorded run, the facts of a table's row).
+Readers ignore other members of an object (shapes and counts of a recorded run, the facts of a table's row).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def line(key: KernelKey, **more: Any) -> str:
 
 
 def read(path: Path) -> list[KernelKey]:
-    """The keys of a file, each once, in the order of their first lines. Blank lines are passed over.
+    """The keys of a file, each once, in the order of their first lines. Blank lines are skipped.
 
     Raises:
-        ValueError: the file cannot be read, holds none, or a line is the key of no kernel; names the line.
+        ValueError: the file cannot be read, has no keys, or a line is no valid key; names the line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -54,8 +54,8 @@ def parse(values: Any) -> KernelKey:
     """The key of an object of a file of keys.
 
     Raises:
-        ValueError: it is none: fields are missing or of another kind, it has another kernel's name, or no kernel of
-            this version has such a key.
+        ValueError: fields are missing or malformed, the name is that of another kernel, or no kernel of this version
+            has such a key.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"{json.dumps(values)[:60]} is no JSON object of a kernel's key")  # noqa: TRY004

@@ -1,6 +1,6 @@
-"""Where toolkits are installed, and how many processes this one may start at once.
+"""Usual folders of toolkits, and the number of processes that this one may run concurrently.
 
-That is a matter of its CPUs, and of the memory that is free, under its cgroups' limits.
+The number depends on the CPUs and the free memory, within the limits of the process's cgroups.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path("/")
 
-# Where installers put CUDA's toolkit when they leave PATH alone.
+# Where installers put CUDA's toolkit without changing PATH.
 DEFAULT_ROOTS = (Path("/usr/local/cuda"),)
 
 # Of cgroups, by version: limits, each with the memory in use and the part of it that is reclaimable cache.
@@ -23,7 +23,7 @@ _MEMORY = (
 
 
 def cpus(root: Path = ROOT) -> int:
-    """CPUs that this process may keep busy: those of its affinity, within its cgroups' quotas; at least one."""
+    """The CPUs that this process may use: those of its affinity, within its cgroups' quotas; at least one."""
     count = getattr(os, "process_cpu_count", os.cpu_count)() or 1
     if hasattr(os, "sched_getaffinity"):
         count = min(count, len(os.sched_getaffinity(0)))
@@ -36,7 +36,7 @@ def cpus(root: Path = ROOT) -> int:
 
 
 def free_bytes(root: Path = ROOT) -> int | None:
-    """Memory that new processes can take; None if unknown."""
+    """Memory available for new processes; None if unknown."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
     if found is None:
         return None
@@ -52,13 +52,13 @@ def free_bytes(root: Path = ROOT) -> int | None:
 
 
 def jobs(bytes_each: int, root: Path = ROOT) -> int:
-    """How many processes of this size fit the CPUs and the free memory at once; at least one."""
+    """The number of concurrent processes of this size that fit the CPUs and the free memory; at least one."""
     free = free_bytes(root)
     return cpus(root) if free is None else max(1, min(cpus(root), free // max(bytes_each, 1)))
 
 
 def _cgroups(controller: str, root: Path) -> Iterator[Path]:
-    """The folders of the cgroups that bound this process, of version 2 and of version 1, and of those above them."""
+    """The folders of the cgroups that limit this process, of versions 2 and 1, and of their parents."""
     mounts = root / "sys/fs/cgroup"
     yield from (mounts, mounts / controller)
     for line in _text(root / "proc/self/cgroup").splitlines():

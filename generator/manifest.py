@@ -1,4 +1,4 @@
-"""The manifest of a pack of either form: what built it, for which ABI and of what, and its kernels.
+"""The manifest of a pack of either form: its tools, ABI, headers and kernels.
 
 `python -m generator.manifest LIBRARY KERNELS NAME=VALUE...` seals a library that CMake has linked.
 """
@@ -19,7 +19,7 @@ from .seal import image, seal
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ROOT / "cpp" / "include" / "atomr_cutlass"
 LICENSE = "BSD-3-Clause"
-"""The license of this package and of CUTLASS, where their texts are not at hand."""
+"""The license of this package and of CUTLASS, if their texts are missing."""
 
 
 def manifest(
@@ -37,13 +37,13 @@ def manifest(
 
     Args:
         name: of the pack.
-        kernels: what `kernel` gives of each.
+        kernels: the result of `kernel` for each.
         package: version of this package.
         abi_version: of the C ABI.
         layout: digest of the ABI's layout, in hexadecimal digits.
         compiler: such as `nvrtc 13.0.88`.
-        headers: digests of the headers, by whose they are.
-        licenses: the texts that hold for the kernels, by what they are of.
+        headers: digests of the headers, by their owner.
+        licenses: the license texts of the kernels, by their owner.
     """
     return {
         "name": name, "package": package, "abi_version": abi_version, "layout": layout, "compiler": compiler,
@@ -53,7 +53,7 @@ def manifest(
 
 
 def cuda_version(compiler: str) -> int:
-    """That of a compiler such as `nvrtc 13.0.88`: 13000; ValueError where it says none."""
+    """The CUDA version of a compiler such as `nvrtc 13.0.88`: 13000; ValueError without one."""
     major, minor = map(int, re.findall(r"\d+", compiler)[:2])
     return 1000 * major + 10 * minor
 
@@ -65,9 +65,9 @@ def kernel(
 
     Args:
         key: the kernel's.
-        content: what it was compiled from and by, as rows of the table have it.
-        verified: what is recorded of it, as `Record.to_dict` gives that.
-        images: its code, where it has some of its own.
+        content: the identity of its sources and compiler, as in rows of the table.
+        verified: its verification records, as `Record.to_dict` returns them.
+        images: its code; none for kernels of a library.
         more: further members.
     """
     parts = [image(code) for code in images]
@@ -76,18 +76,18 @@ def kernel(
     }  # fmt: skip
 
 
-def main(library: str, kernels: str, *told: str) -> None:
+def main(library: str, kernels: str, *facts: str) -> None:
     """Seals a library.
 
     Args:
         library: the file.
-        kernels: what `emit` wrote of them.
-        told: `name`, `package`, `compiler`, `cutlass` (the identity of its headers), `headers` (their folder) and
+        kernels: the file of kernels that `emit` wrote.
+        facts: `name`, `package`, `compiler`, `cutlass` (the identity of its headers), `headers` (their folder) and
             `license` (that of CUTLASS, or nothing), each as NAME=VALUE.
     """
     from . import headers
 
-    path, given = Path(library), dict(text.split("=", 1) for text in told)
+    path, given = Path(library), dict(text.split("=", 1) for text in facts)
     found: dict[str, list[records.Record]] = {}
     for record in records.read(ROOT / "python" / "atomr_cutlass" / "verified.jsonl"):
         found.setdefault(record.kernel, []).append(record)
@@ -118,7 +118,7 @@ def main(library: str, kernels: str, *told: str) -> None:
 
 
 def _abi(library: Path) -> tuple[int, str]:
-    """Version and layout of the ABI that a library was compiled with: of what all versions have in common."""
+    """Version and layout of the ABI that a library was compiled with, in the form common to all versions."""
     import ctypes
 
     own = ctypes.CDLL(str(library.resolve())).atomr_cutlass_pack_v1

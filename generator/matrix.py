@@ -1,4 +1,4 @@
-"""The matrix: which kernels exist, in which preset, and why the others do not."""
+"""The matrix: the kernels that exist, their presets, and the reasons against all others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ARCHS = {op: archs_of(op) for op in OPS}
 def family(key: KernelKey) -> Family:
     """The family of a key that `supports` accepts."""
     first, *others = FAMILIES[key.op, key.generation]
-    return next((one for one in others if key.mainloop in one.mainloops), first)
+    return next((other for other in others if key.mainloop in other.mainloops), first)
 
 
 def arguments_of(key: KernelKey) -> str:
@@ -53,7 +53,7 @@ def with_epilogue(key: KernelKey, epilogue: str, d: CutlassDtype) -> KernelKey:
         return dataclasses.replace(key, epilogue=epilogue, d=d, epilogue_schedule="nosmem", align_d=1)
     if d is key.d:
         return dataclasses.replace(key, epilogue=epilogue)
-    # As aligned in bytes; the epilogues of the sm80 generation handle at most 8 elements at once.
+    # The same alignment in bytes; epilogues of the sm80 generation handle at most 8 elements at once.
     most = 8 if key.generation == "sm80" else 16
     align = 1 if key.align_d == 1 else min(most, key.align_d * key.d.bits // d.bits)
     return dataclasses.replace(key, epilogue=epilogue, d=d, align_d=align)
@@ -91,7 +91,7 @@ def is_fp4_supported(arch: SmArch) -> bool:
 
 
 def supports(key: KernelKey) -> Status:
-    """Whether CUTLASS has a kernel for this key that compiles without spilling; the reason when not."""
+    """Whether CUTLASS has a kernel for this key that compiles without spilling, else the reason."""
     if key.op not in OPS:
         return no(f"unknown op {key.op!r}; valid: {', '.join(OPS)}")
     generations = [generation for op, generation in FAMILIES if op == key.op]
@@ -115,8 +115,8 @@ def supports(key: KernelKey) -> Status:
 def cells(archs: Iterable[SmArch]) -> Iterator[Cell]:
     """Every cell of the matrix for the archs, with its tier; unsupported combinations never appear.
 
-    A fallback is in no preset without a cell that serves the usual case: a table with the one and not the other would
-    serve everything slowly. Its tier is that of the first such cell, or none, if that is larger than its family's.
+    No preset has a fallback without a cell that serves the usual case, since it would serve everything slowly. Its tier
+    is the larger one of its family's and that of the first such cell, which may be none.
     """
     for arch in archs:
         plain = [cell for family in families() if arch in family.archs for cell in family.cells(arch)]
@@ -134,7 +134,7 @@ def cells(archs: Iterable[SmArch]) -> Iterator[Cell]:
 
 
 def _fused(plain: list[Cell]) -> Iterator[Cell]:
-    """The cells with trees, of a list of those without."""
+    """The cells with trees for a list of cells without."""
     found: dict[KernelKey, int] = {}
     for tier, base, (epilogue, d) in trees.cells(plain):
         key = with_epilogue(base, epilogue, d)
@@ -143,7 +143,7 @@ def _fused(plain: list[Cell]) -> Iterator[Cell]:
 
 
 def with_trees(archs: Iterable[SmArch], names: Iterable[str]) -> list[KernelKey]:
-    """The cells of trees that a build asks for, whatever its preset.
+    """The cells of trees that a build selects by name, whatever its preset.
 
     Args:
         archs: compile targets.

@@ -1,4 +1,4 @@
-"""Enumerations whose members are looked up by value as everything else is: bad input raises the package's error."""
+"""Enumerations whose lookup by value raises the package's error for bad input."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Keeps the objects that nvcc makes, so that a second build links them: `objects.py FOLDER NVCC ARGUMENTS...`.
+"""Caches the objects of nvcc, so that later builds reuse them: `objects.py FOLDER NVCC ARGUMENTS...`.
 
 CMake runs this in place of nvcc. Objects are named after their inputs: the unit and its cells, whose rows have the
 digest of our headers, the digest of CUTLASS's, the options and the versions of both compilers. The folder of a file
-is no part of it: the bindings of another Python, the C++ tests and a new build folder compile nothing that was compiled
-before.
+does not count: bindings for another Python, the C++ tests and a new build folder reuse all objects.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _PLACES = ("-o", "-c", "-MF", "-MT", "-isystem")
-"""Options before a path, of which the object does not depend."""
+"""Options before a path that does not affect the object."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Copies the object from the folder, or has the compiler make it and keeps it there; the compiler's exit status."""
+    """Copies the object from the folder, or compiles it and adds it there; the compiler's exit status."""
     folder, command = Path(arguments[0]), list(arguments[1:])
     follows = dict(itertools.pairwise(command))
     if "-c" not in follows or "-o" not in follows:
@@ -41,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     status = subprocess.run(command, check=False).returncode
     if status == 0:
-        # A full disk, or a folder of another user, stops no build.
+        # A full disk, or a folder of another user, must not fail the build.
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             partial = folder / f"{kept.name}.{os.getpid()}.partial"

@@ -1,4 +1,4 @@
-"""Records of verification: what the passes over GPUs and over machine code found out, kernel by kernel."""
+"""Records of verification: the findings of passes over GPUs and over machine code for each kernel."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Record:
         on: the GPU that ran it; of an audit, the arch of the machine code.
         driver: the driver's version; empty for an audit.
         date: when the pass began, ISO 8601 in UTC, such as 2026-11-22T07:30Z.
-        checked: what was compared or looked for.
-        image: the beginning of the SHA-256 of the code that NVRTC made; empty for nvcc's.
+        checked: the performed checks.
+        image: the beginning of the SHA-256 of NVRTC's code; empty for nvcc's.
     """
 
     kernel: str
@@ -49,7 +49,7 @@ class Record:
         return ", ".join(filter(None, (self.on, driver, self.compiler, self.day)))
 
     def to_dict(self) -> dict[str, str]:
-        """The finding, how and when it was made, as JSON-ready values."""
+        """The finding, with its method and date, as values for JSON."""
         return {name: getattr(self, name) for name in SHARED}
 
 
@@ -80,7 +80,7 @@ def read(path: Path) -> list[Record]:
 
 
 def write(path: Path, found: Iterable[Record]) -> None:
-    """Writes records: a line for what those of a pass have in common, then one for each kernel, in order."""
+    """Writes records: a line with the common fields of a pass, then one for each kernel, in order."""
     ordered = sorted(found, key=lambda record: (record.kernel, record.how, record.compiler, record.date))
     shared = sorted({tuple(getattr(record, name) for name in SHARED) for record in ordered})
     number = {values: index for index, values in enumerate(shared, 1)}
@@ -102,8 +102,8 @@ def _line(value: object) -> str:
 def merged(*several: Iterable[Record]) -> list[Record]:
     """The latest record of each kernel, way of verifying and compiler.
 
-    A GPU's record of code that has been compiled again since, from another source into the same image, is one of that
-    source too: what ran is what would run now.
+    If code that a GPU ran has been compiled again since, from another source into the same image, its record counts
+    for that source too: the code is the same.
     """
     latest: dict[tuple[str, str, str], Record] = {}
     images: dict[tuple[str, str], Record] = {}

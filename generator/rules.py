@@ -1,4 +1,4 @@
-"""Rules that several families share: reasons of refusal, and which element types a product may have."""
+"""Rules that several families share: reasons for refusals, and the element types of products."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ HALF_TYPES = (D.F16, D.BF16)
 FP8_TYPES = (D.F8E4M3, D.F8E5M2)
 
 FEW = "few"
-"""The mainloop of kernels that serve few rows or columns of D, and no others."""
+"""The mainloop of kernels for products with few rows or columns of D only."""
 
 SPLIT = "split"
-"""The mainloop of kernels whose thread blocks share out K as well as D."""
+"""The mainloop of kernels whose thread blocks divide K as well as D."""
 
 BLOCKWISE = (1, 128, 128)
 """Block scales of fp8: one float for 1x128 elements of A, and one for 128x128 of B."""
@@ -35,8 +35,8 @@ class Status:
 
     Attributes:
         ok: whether it is.
-        reason: why it is not, and what would cure it.
-        passed: how many rules it met before the one that refuses it: the more, the closer it comes.
+        reason: why it is not, and the cure.
+        passed: the number of rules that it meets before the one that refuses it, as a measure of nearness.
     """
 
     ok: bool
@@ -161,12 +161,12 @@ def accumulator(a: D) -> D:
 
 
 def epilogue_compute(acc: D, *, tree: bool = False) -> D:
-    """The type in which alpha, beta and the epilogue are evaluated: the accumulator's; of trees a floating one."""
+    """The type in which alpha, beta and the epilogue are evaluated: the accumulator's; for trees a floating one."""
     return D.F32 if tree and acc is D.I32 else acc
 
 
 def supports_layouts(generation: str, a: D, layout_a: str, layout_b: str) -> Status:
-    """Whether a generation takes these A and B layouts; a refusal names the transpose that cures it.
+    """Whether a generation supports these A and B layouts; a refusal names the transpose as a cure.
 
     WGMMA itself reads 8-bit and tf32 operands contiguous along K only: for the other layouts CUTLASS's sm90 builder
     passes A, or B with the operands swapped, through registers (the RS mainloop).
@@ -183,9 +183,9 @@ def supports_layouts(generation: str, a: D, layout_a: str, layout_b: str) -> Sta
 
 
 def is_fallback(key: KernelKey) -> bool:
-    """Whether a kernel is a slow fallback for operands that others cannot read: unaligned ones, or any channels.
+    """Whether a kernel is a slow fallback for operands that others cannot read: unaligned, or of any channels.
 
-    Not of kernels that load nothing wider whatever the alignment is: IEEE fp32, fp64, direct kernels, casts.
+    False for kernels that never use wider loads, whatever the alignment: IEEE fp32, fp64, direct kernels, casts.
     """
     if key.is_elementwise or key.mainloop == DIRECT or key.math == "ieee":
         return False
@@ -201,7 +201,7 @@ def serves_usual_case(key: KernelKey, fallback: KernelKey) -> bool:
         and key.mainloop not in (FEW, SPLIT)
         and all(getattr(key, name) == getattr(fallback, name) for name in alike)
         and key.epilogue in (fallback.epilogue, SCALED if fallback.epilogue == LINEAR else fallback.epilogue)
-        # A kernel for strides serves strides of one as well.
+        # A kernel for strides also serves strides of one.
         and (fallback.stride_support != "strided" or key.stride_support == "strided")
     )
 

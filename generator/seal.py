@@ -1,8 +1,8 @@
-"""Packs, sealed: a shared library or the images of cubins is followed by its manifest and a checksum of all.
+"""Sealed packs: a shared library or the images of cubins, followed by the manifest and a checksum of all.
 
     library or images, manifest (JSON), length of the manifest (8 bytes, little-endian), SHA-256 of all that, MAGIC
 
-The loader of the system ignores bytes behind an ELF file.
+The system's loader ignores bytes after an ELF file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def seal(library: bytes, manifest: Mapping[str, Any]) -> bytes:
 
 
 def append(content: bytes, manifest: Mapping[str, Any]) -> bytes:
-    """The content with a manifest, which then says its `bytes`, and the checksum of all."""
+    """The content with a manifest, completed by its `bytes`, and the checksum of all."""
     text = json.dumps({**manifest, "bytes": len(content)}, sort_keys=True, separators=(",", ":")).encode()
     content += text + _LENGTH.pack(len(text))
     return content + _sha256(content) + MAGIC
@@ -49,7 +49,7 @@ def unseal(data: bytes) -> dict[str, Any]:
     """The manifest of a file, once every byte has been checked.
 
     Raises:
-        ValueError: the file is not as it was sealed; says how.
+        ValueError: the file is damaged; says how.
     """
     if not is_sealed(data):
         raise ValueError("it has no checksum at its end: it was cut off, or is no pack that this version has built")

@@ -50,7 +50,7 @@ class Selection:
     budget_mb: str = ""
 
     def arch_list(self) -> list[SmArch]:
-        """The archs, in order, once each."""
+        """The archs, in order, without repetition."""
         if self.keys_file and not split(self.archs, ";"):
             return list(dict.fromkeys(key.arch for key in read(Path(self.keys_file))))
         found = list(dict.fromkeys(SmArch.parse(text) for text in split(self.archs, ";")))
@@ -108,7 +108,7 @@ class Selection:
         return list(names.values())
 
     def budget(self) -> Budget:
-        """The limits; ValueError for what is no number."""
+        """The limits; ValueError for other text than numbers."""
         try:
             return Budget(int(self.budget_cells or 0), float(self.budget_mb or 0))
         except ValueError as error:
@@ -119,7 +119,7 @@ class Selection:
         return self._of_file()[1] if self.keys_file else []
 
     def _of_file(self) -> tuple[list[KernelKey], list[KernelKey]]:
-        """(the keys of the file that are of the archs, the others)."""
+        """(the file's keys for these archs, its other keys)."""
         filters = {
             "OPS": self.ops, "DTYPES": self.dtypes, "KERNELS": self.kernels, "EXCLUDE_KERNELS": self.exclude,
             "KERNEL_FILTER_FILE": self.filter_file,
@@ -174,7 +174,7 @@ def pattern_matcher(patterns: str) -> Callable[[str], bool]:
 
 
 def filter_file_matcher(path: Path) -> Callable[[str], bool]:
-    """Regular expressions, one a line; blank lines and lines that start with # are passed over."""
+    """Regular expressions, one a line; blank lines and lines that start with # are ignored."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:

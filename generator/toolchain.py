@@ -1,10 +1,10 @@
-"""Which CUDA compiler builds the kernels, for which GPUs, and with how many jobs at once.
+"""The CUDA compiler of a build, its target GPUs, and the number of parallel jobs.
 
-CMake asks through the command line below. scikit-build-core asks through the three hooks of a dynamic-metadata
-provider, which is how nvcc becomes a build requirement on the machines that have none, and only there.
+CMake uses the command line below. scikit-build-core uses the hooks of a dynamic-metadata provider, through which nvcc
+becomes a build requirement only on machines without one.
 
-Environment: `ATOMR_CUTLASS_NVCC=pypi` passes over every installed toolkit, for a build that depends on nothing of
-the machine; `CUDACXX` names a compiler, which is then taken as it is.
+Environment: `ATOMR_CUTLASS_NVCC=pypi` ignores every installed toolkit, for a build that is independent of the machine;
+`CUDACXX` names a compiler, which is used unconditionally.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .machine import DEFAULT_ROOTS
 PYPI_TOOLKIT = "cuda-toolkit[nvcc,cccl,cudart,nvrtc]==13.0.*"
 PYPI_FOLDER = "cu13"
 
-# The first toolkit with every architecture of `SmArch`; an older one on the PATH is passed over.
+# The first toolkit with every architecture of `SmArch`; an older one on the PATH is ignored.
 MINIMUM_VERSION = (12, 8)
 
 # The archs of a build on a machine without a GPU: the most common data-center generations.
@@ -47,7 +47,7 @@ class ToolchainError(Exception):
 
 
 def nvcc_version(nvcc: Path) -> tuple[int, int] | None:
-    """The release that an nvcc says it is, or None when it does not run."""
+    """The release that an nvcc reports, or None if it does not run."""
     try:
         said = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError):
@@ -88,7 +88,7 @@ def stage_toolkit(root: Path, stage: Path) -> Path:
     hard links (copies across file systems), since an isolated build environment is gone after the build while the
     build folder, and the objects that depend on these headers, stay for the next one.
     """
-    # NVRTC is half of the bytes and compiles nothing here.
+    # NVRTC is half of the bytes, and not used in builds.
     files = [path for path in sorted(root.rglob("*")) if path.is_file() and not path.name.startswith("libnvrtc")]
     digest = hashlib.sha256()
     for path in files:
@@ -131,11 +131,11 @@ def find_nvcc(stage: Path, environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def build_requirements(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The build's requirements from PyPI: a toolkit where kernels are to be compiled and no compiler is there."""
+    """The build's requirements from PyPI: a toolkit if kernels are to be compiled and there is no compiler."""
     defined = cmake_defines(environ.get("CMAKE_ARGS", ""))
     if defined.get("ATOMR_CUTLASS_PRESET") == "none" and not defined.get("ATOMR_CUTLASS_KEYS"):
         return []
-    # A compiler that was named is used or complained about by CMake, never silently replaced.
+    # CMake uses a named compiler or reports an error; it is never silently replaced.
     if environ.get("CUDACXX") or "CMAKE_CUDA_COMPILER" in defined or system_nvcc(environ):
         return []
     return [PYPI_TOOLKIT]
@@ -153,7 +153,7 @@ def cmake_defines(arguments: str) -> dict[str, str]:
 
 
 def native_archs() -> list[SmArch]:
-    """The targets of the GPUs in this machine, without repetition; none where there is no driver."""
+    """The targets of the GPUs in this machine, without repetition; none without a driver."""
     try:
         said = subprocess.run(
             ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"],
@@ -175,7 +175,7 @@ def native_archs() -> list[SmArch]:
 
 
 def default_archs() -> str:
-    """`ATOMR_CUTLASS_ARCHS` where nothing says which: the GPUs present, else the fallback."""
+    """The default of `ATOMR_CUTLASS_ARCHS`: the GPUs present, else the fallback."""
     return ";".join(arch.target for arch in native_archs() or FALLBACK_ARCHS)
 
 
@@ -210,7 +210,7 @@ def archs_of_cmake(said: str, archs: str = "") -> str:
 
 
 def parallel_jobs(job_mb: int) -> int:
-    """How many compiles of `job_mb` fit this machine's cores and free memory at once; at least one."""
+    """The number of parallel compilations of `job_mb` that fit this machine's cores and free memory; at least one."""
     return machine.jobs(job_mb << 20)
 
 
@@ -220,12 +220,12 @@ def get_requires_for_dynamic_metadata(_settings: Mapping[str, object]) -> list[s
 
 
 def dynamic_metadata(_settings: Mapping[str, object], _project: Mapping[str, object]) -> dict[str, object]:
-    """Hook that every provider must have; this one is here for its build requirements alone."""
+    """Mandatory hook of providers; this one only supplies build requirements."""
     return {}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Answers one question of the build on standard output."""
+    """Prints the answer to one of the build's queries."""
     parser = argparse.ArgumentParser(prog="python -m generator.toolchain", description=main.__doc__)
     question = parser.add_mutually_exclusive_group(required=True)
     question.add_argument("--archs", metavar="ARCHS", help="archs to build for: these, when there are any")

@@ -1,4 +1,4 @@
-"""The usual epilogue trees that presets serve, by operands and archs, and the reason where they do not."""
+"""The presets that serve the usual epilogue trees, by operands and archs, and the reasons if none does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TREES = (
     *("bias", *(f"bias_{name}" for name in COMMON_ACTIVATIONS if name), *filter(None, COMMON_ACTIVATIONS)),
     *("residual", "gated_silu", "gated_gelu", "row_scale", "row_column_scale", "quantize", "narrow"),
 )
-"""Of trees.NAMED, those that programs usually want."""
+"""The commonly used ones of trees.NAMED."""
 
 TYPES = (D.F16, D.BF16, D.F8E4M3)
 
@@ -49,7 +49,7 @@ class Served(NamedTuple):
 
 
 def served(arch: SmArch) -> Iterator[Served]:
-    """The presets that serve each of TREES on aligned operands; of fp8, on those contiguous along K."""
+    """The presets that serve each of TREES on aligned operands; for fp8, on those contiguous along K."""
     everything = list(cells([arch]))
     found = trees.bases([cell for cell in everything if not has_tree(cell[1].epilogue)])
     tiers: dict[tuple[object, ...], int] = {}
@@ -73,23 +73,23 @@ def served(arch: SmArch) -> Iterator[Served]:
 
 
 def left_out(preset: str, archs: Iterable[SmArch]) -> Iterator[str]:
-    """Lines that name the cells that no preset of some archs has, and the trees that this one lacks."""
+    """Lines with the cells that no preset of the archs has, and the trees that this preset lacks."""
     for arch in archs:
         for tier, key in cells([arch]):
             if tier == ON_DEMAND and preset == PRESETS[-1]:
                 yield f"left out: {key.name}: {COMPILED}"
         found: dict[tuple[str, str, str], dict[str, None]] = {}
-        for one in served(arch):
-            if one.tier > TIERS[preset]:
-                why = one.reason or f"in preset {PRESETS[one.tier]}"
-                operands = f"{one.a.value} {one.layouts}".strip()
-                found.setdefault((one.op, operands, why), {})[one.tree] = None
+        for cell in served(arch):
+            if cell.tier > TIERS[preset]:
+                why = cell.reason or f"in preset {PRESETS[cell.tier]}"
+                operands = f"{cell.a.value} {cell.layouts}".strip()
+                found.setdefault((cell.op, operands, why), {})[cell.tree] = None
         for (op, operands, why), names in found.items():
             yield f"left out: {op} {operands} with {', '.join(names)}: {why} ({arch.value})"
 
 
 def _least(bases: list[KernelKey], tree: str, tiers: dict[tuple[object, ...], int]) -> tuple[int, str]:
-    """The tier at which every math mode of the bases has the tree, and why it is none."""
+    """The tier from which every math mode of the bases has the tree, and the reason if there is none."""
     found: dict[str, tuple[int, str]] = {}
     for base in bases:
         if base.epilogue == SCALED or not any(other.epilogue == SCALED for other in bases):
@@ -98,7 +98,8 @@ def _least(bases: list[KernelKey], tree: str, tiers: dict[tuple[object, ...], in
             serving = [key.epilogue, common_of(key.epilogue), wider(key.epilogue)]
             if key.a in FP8_TYPES and key.op == "gemm" and common_of(key.epilogue.replace(SCALED, LINEAR, 1)):
                 serving.append(SCALED_COMMON)
-            least = min((tiers.get((*_place(key)[:-1], one), ON_DEMAND) for one in serving if one), default=ON_DEMAND)
+            *place, _ = _place(key)
+            least = min((tiers.get((*place, name), ON_DEMAND) for name in serving if name), default=ON_DEMAND)
             reason = "" if least < ON_DEMAND else COMPILED if status else status.reason
             found[base.math] = min(found.get(base.math, (ON_DEMAND, reason)), (least, reason), key=_order)
     return max(found.values(), key=_order)

@@ -1,7 +1,7 @@
-"""Cells with epilogue trees: which trees have names, which kernels have them, and in which presets.
+"""Cells with epilogue trees: the named trees, the kernels that get them, and their presets.
 
-A tree is put on the usual kernel of its operands: the first cell of a family that takes aligned operands of a type and
-of layouts as they come. A build asks for any other tree by name or by a file of trees.
+A tree is added to the usual kernel of its operands: the first cell of a family that reads aligned operands of a type
+and of layouts directly. Builds select further trees by name or by a file of trees.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Tree = tuple[str, D]
 """The epilogue of a key, and the element type of its D."""
 
 OPS = tuple(dict.fromkeys(op for (op, _), (family, *_) in FAMILIES.items() if family.trees))
-"""Operations whose cells trees are put on."""
+"""The operations whose cells get trees."""
 
 
 def _common(base: KernelKey) -> Tree:
@@ -59,7 +59,7 @@ def _common_quantized(_: KernelKey) -> Tree:
 def _biased(activation: str) -> Callable[[KernelKey], Tree]:
     def of(base: KernelKey) -> Tree:
         if base.generation == "sm80" and base.op != "gemm":
-            # Such kernels have the bias as an argument, or in the place of C.
+            # Such kernels have the bias as an argument, or in place of C.
             return f"{base.epilogue}_{activation}" if activation else base.epilogue, base.d
         return common.on(base.epilogue, common.bias(base.d, activation or None)), base.d
 
@@ -126,7 +126,7 @@ NAMED: dict[str, Callable[[KernelKey], Tree]] = {
 
 
 def bases(plain: Iterable[Cell]) -> list[KernelKey]:
-    """The cells that trees are put on, of those that an arch has without any: the first of each kind."""
+    """The cells that get trees, of an arch's cells without trees: the first of each kind."""
     found: dict[tuple[Any, ...], KernelKey] = {}
     for _, key in plain:
         if _is_usual(key):
@@ -137,7 +137,7 @@ def bases(plain: Iterable[Cell]) -> list[KernelKey]:
 
 
 def _is_usual(key: KernelKey) -> bool:
-    """Whether a kernel takes aligned operands in a common layout as they come, and gives the usual type of them."""
+    """Whether a kernel reads aligned operands in a common layout directly, and gives their usual result type."""
     narrow = min(key.align_a * key.a.bits, key.align_b * key.b.bits)
     result = {D.I8: D.I32, D.F8E4M3: D.BF16, D.F8E5M2: D.BF16}.get(key.a, key.a)
     layouts = key.convolves or key.layout_a + key.layout_b in COMMON_LAYOUTS
@@ -201,7 +201,7 @@ def cells(plain: Sequence[Cell]) -> Iterator[tuple[int, KernelKey, Tree]]:
             smoke = base.generation == "sm80" and base.a is D.BF16 and tree[0] == COMMON and layouts == COMMON_LAYOUTS
             yield SMOKE if smoke and base.layout_b == COLUMN else tier, base, tree
     for tier, key in plain:
-        # Other tiles.
+        # Further tiles.
         if key in found or key.a not in HALF_TYPES or not _is_usual(key):
             continue
         if key.op == "gemm" and tier <= DEFAULT:
@@ -216,7 +216,7 @@ class RequestedTree(NamedTuple):
 
     Attributes:
         epilogue: of a key: the tree on `lc`, or on the base epilogue of a recorded kernel.
-        d: element type of D; None leaves it as the kernel has it.
+        d: element type of D; None: that of the kernel.
         types: element types of A.
     """
 
@@ -226,7 +226,7 @@ class RequestedTree(NamedTuple):
 
 
 def requested(base: KernelKey, *, tree: RequestedTree) -> Tree | None:
-    """A tree on one of `bases`; None where it is not for such operands."""
+    """A tree on one of `bases`; None if it is not for such operands."""
     on, program = split(tree.epilogue)
     d = tree.d or (D.F32 if base.d is D.I32 else base.d)
     if base.a not in tree.types or (on not in (LINEAR, base.epilogue) and not is_gated(tree.epilogue)):
@@ -248,7 +248,7 @@ def read(path: Path) -> list[RequestedTree]:
     bf16); of a key its epilogue, D and A.
 
     Raises:
-        ValueError: it cannot be read or holds no tree; says where.
+        ValueError: the file cannot be read or has no tree; names the line.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -267,9 +267,9 @@ def read(path: Path) -> list[RequestedTree]:
                 except (ValueError, RecursionError) as error:
                     raise ValueError(f"{path}:{number}: {error}") from error
     found: dict[RequestedTree, None] = {}
-    for number, one in objects:
+    for number, values in objects:
         try:
-            tree = _parsed(one)
+            tree = _parsed(values)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}:{number}: no epilogue tree: {error}") from error
         if tree is not None:

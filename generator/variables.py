@@ -19,7 +19,7 @@ from .trees import NAMED
 
 PREFIX = "ATOMR_CUTLASS_"
 TEST_PREFIX = f"{PREFIX}TEST_"
-"""Of variables that the package's own tests read."""
+"""The prefix of variables for the package's own tests."""
 
 
 class Variable(NamedTuple):
@@ -28,7 +28,7 @@ class Variable(NamedTuple):
     Attributes:
         name: the whole name.
         meaning: the meaning of its value, as Markdown.
-        default: the value used where it is not set, as Markdown.
+        default: the value if it is not set, as Markdown.
     """
 
     name: str
@@ -101,7 +101,7 @@ KNOBS = (
 """The knobs of a build, given in CMAKE_ARGS."""
 
 _OWN_KNOBS = (f"{PREFIX}TESTS", f"{PREFIX}COMPILER_CACHE")
-"""Of CMakeLists.txt, for who works on the project."""
+"""Knobs of CMakeLists.txt for developers of the project."""
 
 ENVIRONMENT = (
     Variable(
@@ -141,11 +141,11 @@ ENVIRONMENT = (
 
 
 def objections(names: Iterable[str], *, to_build: bool = False) -> list[str]:
-    """The complaints about names that somebody has set: a line for each that nothing reads.
+    """The complaints about set names: a line for each that nothing reads.
 
     Args:
         names: those of other prefixes are passed over, and those of the package's tests.
-        to_build: whether they were given to a build, and not in the environment.
+        to_build: whether they are knobs of a build rather than environment variables.
     """
     knobs, environment = ({variable.name for variable in some} for some in (KNOBS, ENVIRONMENT))
     valid = knobs | set(_OWN_KNOBS) if to_build else environment
@@ -158,9 +158,9 @@ def objections(names: Iterable[str], *, to_build: bool = False) -> list[str]:
         elif name in knobs:
             found.append(f'{name} is a knob of the build, and not read from the environment: CMAKE_ARGS="-D{name}=..."')
         else:
-            import difflib  # needed by nobody who spells well
+            import difflib  # needed for misspelled names only
 
-            # Of two that are as near, the kind that was given.
+            # Of two that are equally near, the kind that was given.
             endings = [known.removeprefix(PREFIX) for known in (*sorted(valid), *sorted((knobs | environment) - valid))]
             ending = name.removeprefix(PREFIX)
             near = PREFIX + max(endings, key=lambda known: difflib.SequenceMatcher(None, known, ending).ratio())
@@ -173,7 +173,7 @@ def objections(names: Iterable[str], *, to_build: bool = False) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Markdown without links and marks of code."""
+    """Markdown without links and code marks."""
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text).replace("`", "")
 
 
@@ -184,7 +184,7 @@ def table(variables: Iterable[Variable], head: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the tables, or complains of the knobs given to a build; 1 where a knob is none."""
+    """Prints the tables, or complaints about the knobs given to a build; 1 for unknown knobs."""
     if arguments[:1] != ["check"]:
         print(table(KNOBS, "knob"), table(ENVIRONMENT, "variable"), sep="\n")
         return 0

@@ -36,6 +36,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from atomr_cutlass.pipeline.operation import operations
+
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests" / "gpu"
 
@@ -357,16 +359,14 @@ def tally(outcomes: Iterable[Outcome]) -> dict[str, int]:
 
 def op_of(test: Outcome) -> str:
     """The operation that a test is about, by its file and its parameters."""
-    file = test.place.rpartition(".")[2]
-    if file == "test_conv":
-        found = re.search(r"fprop|dgrad|wgrad", test.name)
-        return f"conv2d_{found[0]}" if found else "conv2d"
-    own = file.removeprefix("test_")
-    if (ROOT / "python" / "atomr_cutlass" / "ops" / own).is_dir():
-        return own
-    of_files = {"test_grouped": "grouped_gemm", "test_fp8": "gemm fp8", "test_fp8_scaled": "gemm fp8 scaled",
-                "test_requests": "requests", "test_actor": "actor", "test_epilogue": "gemm epilogue trees"}  # fmt: skip
-    return of_files.get(file, "gemm")
+    own = test.place.rpartition(".")[2].removeprefix("test_")
+    names = [name for name in operations() if name.startswith(own)]
+    if names:  # several of a convolution: its parameters tell which
+        common = names[0] if len(names) == 1 else names[0].rpartition("_")[0]
+        return next((name for name in names if name.rpartition("_")[2] in test.name), common)
+    of_files = {"fp8": "gemm fp8", "fp8_scaled": "gemm fp8 scaled", "requests": "requests", "actor": "actor",
+                "epilogue": "gemm epilogue trees"}  # fmt: skip
+    return of_files.get(own, "gemm")
 
 
 def without_compilers() -> dict[str, str]:

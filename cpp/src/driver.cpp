@@ -27,7 +27,7 @@ constexpr int kAttributeSharedOptin = 97;
 constexpr int kCaptureRelaxed = 2;
 constexpr int kCaptureActive = 1;
 constexpr int kPointerDeviceOrdinal = 9;
-constexpr unsigned kEventFlags = 1 | 2;  // who waits sleeps; no timing
+constexpr unsigned kEventFlags = 1 | 2;  // blocking waits; no timing
 constexpr std::chrono::microseconds kAskingInsteadOfSleeping{50};
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr int kFunctionMaxSharedBytes = 8;
@@ -171,7 +171,7 @@ Driver const& driver() {
   return state;
 }
 
-// What launches code compiled at run time. An older driver lacks it, and still runs the prebuilt kernels.
+// The functions that launch code compiled at run time. An older driver lacks them, but runs prebuilt kernels.
 struct LibraryDriver {
   int (*load)(void**, void const*, int*, void**, unsigned, int*, void**, unsigned) = nullptr;
   int (*kernel)(void**, void*, char const*) = nullptr;
@@ -258,7 +258,7 @@ void* primary_context(int device) {
   return context;
 }
 
-// A framework may allocate where there is no driver: nothing is captured there.
+// A framework may allocate without a driver: nothing is captured then.
 void exchange_capture_mode(int& mode) {
   Driver const& state = driver_state();
   if (state.exchange_capture_mode != nullptr) state.exchange_capture_mode(&mode);
@@ -318,7 +318,7 @@ DeviceProperties device_properties(int device) {
   result.multiprocessors = attribute(kAttributeMultiprocessors, device);
   result.shared_memory_per_block = attribute(kAttributeSharedOptin, device);
   result.l2_bytes = attribute(kAttributeL2, device);
-  // Two transfers a clock, as of every memory that a GPU has had so far.
+  // Two transfers per clock, as in all types of GPU memory to date.
   result.memory_bytes_per_second =
       uint64_t(2000) * attribute(kAttributeMemoryClock, device) * attribute(kAttributeMemoryBits, device) / 8;
   return result;
@@ -361,8 +361,8 @@ void copy_to_device(DevicePointer to, void const* from, size_t bytes, void* stre
 }
 
 void copy_bytes(DevicePointer to, std::vector<unsigned char> bytes, void* stream) {
-  // From pageable memory the driver has taken the bytes when it returns, unless it only notes the copy for a graph,
-  // which reads them whenever it is replayed; and nothing tells when it dies.
+  // From pageable memory the driver has read the bytes when it returns, unless it records the copy in a graph, which
+  // reads them at each replay; and the end of a graph's life is unknown.
   if (capture_id(stream) == 0) {
     copy_to_device(to, bytes.data(), bytes.size(), stream);
     return;
@@ -434,7 +434,7 @@ void Event::wait() const {
   if (event_ == nullptr) return;
   CaptureRelaxed relaxed;
   auto const begin = std::chrono::steady_clock::now();
-  // Being woken takes longer than most small kernels: the first of the time is spent asking.
+  // A wake-up takes longer than most small kernels: poll at first.
   while (std::chrono::steady_clock::now() - begin < kAskingInsteadOfSleeping) {
     if (done()) break;
   }
@@ -576,7 +576,7 @@ bool process_forked() noexcept { return forked; }
 
 namespace {
 
-constexpr uint64_t kNoWork = ~uint64_t(0);  // the capture of a stream that takes no work now
+constexpr uint64_t kNoWork = ~uint64_t(0);  // stands for a stream that accepts no work now
 
 }  // namespace
 

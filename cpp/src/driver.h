@@ -1,4 +1,4 @@
-// The CUDA driver, opened at first use: the extension links against no CUDA library, so it loads where there is none.
+// The CUDA driver, opened at first use: the extension links no CUDA library, so it can be imported without one.
 #pragma once
 
 #include <cstddef>
@@ -19,10 +19,10 @@ struct DeviceProperties {
   int shared_memory_per_block = 0;  // with opt-in
   int l2_bytes = 0;
   uint64_t memory_bytes = 0;
-  uint64_t memory_bytes_per_second = 0;  // at most; 0 where the driver does not say
+  uint64_t memory_bytes_per_second = 0;  // peak; 0 if the driver does not say
 };
 
-// Whether a driver and at least one GPU are there; never throws. The reason when not.
+// Whether a driver and at least one GPU are available, else the reason; never throws.
 bool driver_available(std::string* reason = nullptr);
 int driver_version();  // 13000 means 13.0
 int device_count();
@@ -31,7 +31,7 @@ DeviceProperties device_properties(int device);
 // Turns a CUDA status (driver and runtime share their numbers) into an exception: sticky errors poison the context.
 [[noreturn]] void throw_cuda(int status, std::string const& doing);
 
-// Makes a device's primary context current on this thread, and puts back what was current before.
+// Makes a device's primary context current on this thread, and restores the previous context.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device);
@@ -66,13 +66,13 @@ void clear_async(DevicePointer pointer, size_t bytes, void* stream, unsigned cha
 void synchronize(void* stream);
 void synchronize_device();
 uint64_t capture_id(void* stream);  // 0: the stream is not capturing
-int pointer_device(DevicePointer pointer);  // index of the GPU that the memory is of; throws InvalidOperand for none
-// Handles are used again, and one of them is another stream in every thread. Not of a stream that is being captured.
+int pointer_device(DevicePointer pointer);  // index of the memory's GPU; throws InvalidOperand for other memory
+// Stream identity: handles are reused, and the per-thread handle differs by thread. Not of a capturing stream.
 uint64_t stream_id(void* stream);
 bool is_legacy(void* stream) noexcept;  // the default stream that lasts as long as its context: it has two handles
-bool process_forked() noexcept;  // CUDA cannot be used any more: it was, before the fork
+bool process_forked() noexcept;  // CUDA was used before the fork, so it cannot be used any more
 int current_device();  // index of the current context's device
-void* create_stream();  // does not wait for the legacy default stream, nor that for it
+void* create_stream();  // not synchronized with the legacy default stream
 void copy_on_device(DevicePointer to, DevicePointer from, size_t bytes, void* stream);
 
 // A point in a stream's work.
@@ -83,17 +83,17 @@ class Event {
   Event(Event&& other) noexcept;
   Event& operator=(Event&& other) noexcept;
   void record(void* stream);
-  bool done() const noexcept;  // true too when nothing was recorded, or the context is lost
+  bool done() const noexcept;  // also true if nothing was recorded, or the context is lost
   void wait() const;
-  void hold(void* stream) const;  // what is launched on the stream from now on waits for it
+  void hold(void* stream) const;  // makes later launches on the stream wait for it
 
  private:
   void* event_ = nullptr;
 };
 
-// What is launched on `after` from now on waits for what `before` has now. Work outside a capture cannot wait for work
-// inside one, nor that for work outside: of two such streams neither waits, unless `fork` has `after` join the capture
-// that `before` is in.
+// Makes later launches on `after` wait for the pending work of `before`. Work outside a capture cannot wait for work
+// inside it, nor the reverse: between two such streams neither waits, unless `fork` makes `after` join the capture of
+// `before`.
 void order_streams(void* before, void* after, bool fork);
 
 // Code compiled at run time. Libraries belong to no context; their kernels are loaded on a device at first use.
@@ -102,10 +102,10 @@ struct LaunchShape {
   uint32_t block;
   uint32_t cluster[3];
   uint32_t shared_bytes;
-  bool dependent = false;  // may start before the launch before it has ended: the kernel itself waits for that
+  bool dependent = false;  // may start while the preceding launch runs: the kernel itself waits for it
 };
 
-// What to do where a kernel was compiled with headers that lay out the ABI's structs in another way.
+// The cure for a kernel whose headers lay out the ABI's structs differently.
 constexpr char kOneBuild[] = "reinstall atomr_cutlass, so that `_core` and its folder `include` are of one build";
 
 void* load_library(void const* image);
@@ -117,6 +117,6 @@ int max_active_clusters(void* function, LaunchShape const& shape);
 int launch_function(void* function, LaunchShape const& shape, void** arguments,
                     void* stream) noexcept;  // a CUDA status
 void encode_tensor_map(void* map, atomr_cutlass_tensor_map_request const& request);
-void move_tensor_map(void* map, uint64_t address);  // the same map of another array
+void move_tensor_map(void* map, uint64_t address);  // makes it the map of another array
 
 }  // namespace atomr_cutlass

@@ -12,7 +12,7 @@ namespace atomr_cutlass::estimate {
 namespace {
 
 constexpr std::pair<int, int> kHopper{9, 0};
-constexpr double kRounded = 1 - 1e-9;  // whatever the order in which a bound's parts are added up
+constexpr double kRounded = 1 - 1e-9;  // margin for rounding in the sums of a bound
 constexpr int64_t kLongest = int64_t(1) << 40;
 constexpr double kLineBytes = 128.0;  // of a cache line
 constexpr int64_t kWideCluster = 8;
@@ -23,7 +23,7 @@ constexpr int64_t kNarrowRows = 48;  // contiguous rows that a TMA request has f
 constexpr int64_t kFewBeside = 32;  // few rows that are requested beside row-major weights in no time
 constexpr double kWideRows = 512;  // contiguous rows of a cluster's tiles that device memory delivers at its best
 constexpr int64_t kManyRows = 96;  // of GemmFewSm90's: more take FEW_MANY times as long
-constexpr int64_t kWidthWaves = 4;  // numbers of waves that widths are looked for
+constexpr int64_t kWidthWaves = 4;  // numbers of waves for which widths are tried
 
 // Cache lines that TMA touches for each 128 bytes of an operand: rows that do not begin on one straddle two.
 double lines(int64_t leading, int64_t bits) {
@@ -31,10 +31,10 @@ double lines(int64_t leading, int64_t bits) {
   return 2.0 - double(bytes & -bytes) / kLineBytes;
 }
 
-// Seconds of a launch that is busy for some, and moves its operands in others: the longer ones hide the shorter.
+// Combines compute and memory time.
 double beside(double busy, double memory) { return std::cbrt(busy * busy * busy + memory * memory * memory); }
 
-// Multiply-adds per clock and multiprocessor of a kernel like this one.
+// Multiply-adds per clock and multiprocessor of this kind of kernel.
 // Source: the vendor's peak rates per compute capability; on sm_90 mma.sync reaches about 0.6 of WGMMA's (measured).
 double peak(Kernel const& kernel, Generation generation, bool hopper) {
   if (kernel.math == Math::kIeee) return hopper ? 128.0 : 64.0;
@@ -55,7 +55,7 @@ double peak(Kernel const& kernel, Generation generation, bool hopper) {
 
 double peak(Kernel const& kernel) { return peak(kernel, kernel.generation, kernel.capability == kHopper); }
 
-// How much of the peak rate an sm80-generation tile sustains when its operands are at hand.
+// The share of the peak rate that an sm80-generation tile sustains if its operands are in shared memory.
 double multistage_efficiency(Kernel const& kernel) {
   int64_t const area = kernel.tile[0] * kernel.tile[1];
   // FMAs of larger tiles wait for shared memory less often (measured from 64x64 to 128x256).
@@ -84,7 +84,7 @@ double moved_bits(Kernel const& kernel, Extents const& e) {
 // Whether D is short along its columns, so that A is the operand that takes the time (GemmFewSm90::turned).
 bool turned(Kernel const& kernel, int64_t m, int64_t n) { return kernel.b_along_k && n < m; }
 
-// One of so many slices of K, which are to the kernel what batches are.
+// One of so many slices of K, which a kernel treats as batches.
 Extents slice(Kernel const& kernel, Extents const& extents, int64_t slices) {
   Extents made = extents;
   made.divided = false;
@@ -127,18 +127,18 @@ double l2_misses(TileList const& tiles, std::pair<double, double> widths, double
     std::swap(of_across, of_along);
   }
   double const panel = double(tiles.swizzle * cluster), panels = double(across) / panel;
-  // Panels that are shorter than a wave are read through side by side.
+  // Panels that are shorter than a wave are read concurrently.
   double passes = std::max(1.0, std::min(panels, double(tiles.tiles()) / double(tiles.batch) / double(tiles.blocks)));
   double const through = of_along * double(length);
   if (through + of_across * panel <= held) passes = 1.0;
   double const window = std::min(double(length), double(tiles.blocks) / panel);
-  // A panel too large for L2 beside what is read through with it is read again in each wave.
+  // A panel that does not fit into L2 together with the other operand's part is read again in each wave.
   double const waves = of_across * panel + of_along * window > held ? std::max(1.0, double(length) / window) : 1.0;
   return double(tiles.batch) * (of_across * double(across) * waves + through * passes);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What several families share
+// Shared by several families
 // ---------------------------------------------------------------------------------------------------------------------
 
 Launch Model::launch(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
@@ -175,7 +175,7 @@ Launch Model::best(Kernel const& kernel, Extents const& extents, Gpu const& gpu,
 std::vector<int64_t> Model::slices(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const {
   if (extents.divided) return divisions(kernel, extents, gpu);
   std::vector<int64_t> found{1};
-  if (kernel.op == Op::kGemv) {  // powers of two that leave each thread twice what it reads at once
+  if (kernel.op == Op::kGemv) {  // powers of two that leave each thread at least two loads
     int64_t const step = int64_t(kernel.b_along_k ? c_.GEMV_THREADS * 128 / double(kernel.bits_b) : c_.GEMV_ROWS);
     for (int bits = 1; bits < 7; ++bits) {
       if (extents.k >= (2 * int64_t(c_.GEMV_AT_ONCE) * step) << bits) found.push_back(int64_t(1) << bits);
@@ -195,12 +195,12 @@ double Model::least(Kernel const& kernel, Extents const& e, Gpu const& gpu) cons
   if (target > kHopper) rate = std::max(rate, peak(kernel, Generation::kSm100, false));
   double const products =
       double(e.batch) * double(e.m) * double(e.n) * double(e.k) / rate / double(gpu.multiprocessors);
-  double most = 1.0;  // of the rate: clocks may be higher than CLOCK_HZ
+  double most = 1.0;  // multiple of the rate: clocks may be higher than CLOCK_HZ
   for (auto const& [width, efficiency] : c_.TILE_N_EFFICIENCY) most = std::max(most, efficiency);
   return std::max(products / most / c_.CLOCK_HZ, streaming(kernel, e, gpu)) + c_.LAUNCH_SECONDS;
 }
 
-// The rate of device memory, as a multiple of the GPU's whose timings the constants were fitted to.
+// The rate of device memory, relative to that of the GPU for which the constants were fitted.
 double Model::memory(Gpu const& gpu) const { return gpu.memory_bytes_per_second / c_.FITTED_MEMORY_BYTES_PER_SECOND; }
 
 double Model::dram(Gpu const& gpu) const { return c_.DRAM_BYTES_PER_SECOND * memory(gpu); }
@@ -282,7 +282,7 @@ double Model::sums(Extents const& extents, int64_t slices) const {
 // Products of the 3.x generations
 // ---------------------------------------------------------------------------------------------------------------------
 
-// TILE_N_EFFICIENCY of a width, on the line between its neighbours there.
+// TILE_N_EFFICIENCY of a width, interpolated linearly.
 double Model::width_efficiency(int64_t tile_n) const {
   auto const& known = c_.TILE_N_EFFICIENCY;
   auto const above = known.lower_bound(tile_n);
@@ -293,7 +293,7 @@ double Model::width_efficiency(int64_t tile_n) const {
   return below->second * (1 - part) + above->second * part;
 }
 
-// What tiles of any width have in common.
+// Properties that tiles of all widths share.
 struct Model::Rows {
   int64_t height, m, n, rows, steps;  // of a tile, of D or D^T, tiles along M, steps along K
   double peak, row_bytes, rows_a, touched_a, lines_b, step, beyond, extra;
@@ -308,7 +308,7 @@ struct Model::Tile {
   int64_t blocks() const { return cluster_m * cluster_n; }
 };
 
-// Calls `use` with the columns that a tile may be told: for each number of waves the fewest that keep to it, and where
+// Calls `use` with the columns that a launch may choose: for each number of waves the fewest that keep to it, and where
 // all tiles run at once for each number of tiles along N, since wider tiles read less through L2. The widest first.
 template <class Use>
 void Model::each_width(Kernel const& kernel, Extents const& e, Gpu const& gpu, Use&& use) const {
@@ -416,7 +416,7 @@ double Model::bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu
     int64_t const tiles =
         saturated(saturated(round_up(tile.grid.rows, tile.cluster_m), round_up(tile.grid.columns, tile.cluster_n)),
                   tile.grid.batch);
-    // Of what is far from any overflow: std::hypot takes longer than all of the rest.
+    // Overflow is impossible here, and std::hypot would take longer than all of the rest.
     auto const [l2, port] = reading(tile, tiles, gpu, at_once);
     double const read = std::sqrt(l2 * l2 + port * port);
     double const clocks = std::sqrt(tile.multiply * tile.multiply + read * read + tile.stepping * tile.stepping);
@@ -445,7 +445,7 @@ Launch Model::warp_specialized(Kernel const& kernel, Extents const& extents, Gpu
   return best;
 }
 
-// The same of one width.
+// The same for one width.
 Launch Model::scheduled(Kernel const& kernel, Extents const& extents, Gpu const& gpu, Rows const& rows,
                         int64_t width) const {
   Tile const own = tile_of(kernel, extents, rows, width);
@@ -505,7 +505,7 @@ double Model::stream_k(TileList const& tiles, int64_t steps, double tile, double
 // Kernels for few rows, those that share out K, and the sm80 generation
 // ---------------------------------------------------------------------------------------------------------------------
 
-// Of a kernel for few rows, with the division that takes the least: thread blocks of a cluster that share the few rows
+// For a kernel for few rows, with the fastest division: thread blocks of a cluster that share the few rows
 // (the swizzle), and the rows of weights in a tile of each (the width).
 Launch Model::few(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
   Launch best{INFINITY};
@@ -538,7 +538,7 @@ double Model::few_busy(Kernel const& kernel, Extents const& e, Gpu const& gpu, i
   double const waves = std::ceil(tiles / clusters), boxes = double(ceil_div(e.k, kernel.tile[2])) / double(split);
   double const bytes = double(height) * boxes * kLineBytes;  // of weights that a thread block reads for a tile
 
-  // What disturbs device memory: parts of K that are read at the same time, lines and sectors that are read in part.
+  // Disturbances of device memory: parts of K that are read at the same time, lines and sectors that are read in part.
   double disturbed = 1 + of(c_.FEW_DIVIDED, c_.FEW_DIVIDED_ROWS) * std::log2(double(split));
   if (along_k) {
     disturbed += c_.FEW_STRADDLED * (lines(along_m ? e.lda : e.ldb, kernel.bits_a) - 1);
@@ -577,7 +577,7 @@ double Model::few_busy(Kernel const& kernel, Extents const& e, Gpu const& gpu, i
   double const alone = gpu_blocks * (ranks <= 2   ? c_.FEW_ALONE
                                      : ranks == 4 ? c_.FEW_ALONE_IN_FOURS
                                                   : c_.FEW_ALONE_IN_EIGHTS);
-  // So many thread blocks at once, each with a tile.
+  // The time of so many concurrent thread blocks, each with a tile.
   auto const wave = [&](double blocks, bool shares_port) {
     double const parts[] = {blocks * bytes / memory, boxes * request, bytes / port * (shares_port ? 2 : 1),
                             blocks / double(share) * (double(height * share) + counted) * boxes * kLineBytes / l2,
@@ -587,10 +587,10 @@ double Model::few_busy(Kernel const& kernel, Extents const& e, Gpu const& gpu, i
   };
   double const full = std::min(clusters, tiles) * double(ranks), before = (waves - 1) * clusters;
   double const blocks = (tiles - before) * double(ranks);
-  double const working =  // of the last wave: the last tile may be but a part of one
+  double const working =  // of the last wave, whose last tile may be partial
       (double(e.batch) * double(along_m ? e.m : e.n) / double(height * share) - before) * double(ranks);
   double last = wave(blocks, working > alone);
-  if (waves > 1) {  // its first boxes are requested ahead
+  if (waves > 1) {  // its first boxes are loaded ahead
     last *= 1 - of(c_.FEW_AHEAD, c_.FEW_AHEAD_ROWS) * std::max(0.0, 1 - blocks / (c_.FEW_AHEAD_BLOCKS * gpu_blocks));
   } else if (working <= alone) {
     last *= 1 - of(c_.FEW_ALONE_LESS, c_.FEW_ALONE_LESS_ROWS);
@@ -635,7 +635,7 @@ double Model::alone(Kernel const& kernel, Extents const& e, Gpu const& gpu, int6
   }
   if (kernel.align_a > 1) {  // mainloop_simt.h
     double const clocks = products / c_.FMA_VECTOR_PER_CLOCK + double(tile_m + tile_n) * k * c_.FMA_VECTOR_LOAD_CLOCKS;
-    // Where the compiler takes more than 168 registers, two thread blocks of four warps share a multiprocessor.
+    // If the compiler uses more than 168 registers, two thread blocks of four warps share a multiprocessor.
     bool const large = kernel.b_along_k ? tile_m == 32 && tile_n == 256 : tile_m == 64;
     double const resident = double(std::max<int64_t>((large ? 8 : 12) / int64_t(kernel.warps), 1));
     double const last = std::fmod(each, resident), idle = last > 0 ? (resident - last) * c_.FMA_VECTOR_IDLE : 0.0;
@@ -662,7 +662,7 @@ double Model::multistage(Kernel const& kernel, Extents const& e, Gpu const& gpu,
   int64_t const per_wave = gpu.multiprocessors * residents;
   if (kernel.op == Op::kGemm && kernel.mainloop == Mainloop::kTwoStage && kernel.bits_a == 16 &&
       kernel.capability == kHopper) {
-    // A step waits for its loads, the longer the more thread blocks of a multiprocessor load.
+    // A step waits for its loads, longer if more thread blocks of a multiprocessor load.
     double const sharing = std::clamp(double(tiles) / double(gpu.multiprocessors), 1.0, double(residents));
     double const step = c_.TWO_STAGE_STEP_SECONDS + sharing * c_.TWO_STAGE_SHARED_SECONDS;
     return std::max(1.0, double(tiles) / double(per_wave)) * (steps * step + c_.MULTISTAGE_TILE_SECONDS);
@@ -686,21 +686,21 @@ double Model::multistage(Kernel const& kernel, Extents const& e, Gpu const& gpu,
 // Seconds of one launch, for all groups.
 double Model::grouped(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64_t shared_bytes) const {
   double seconds = product(kernel, e, gpu, shared_bytes, 1).seconds;
-  // Where memory bounds the time, all tiles cost the same; the fewer empty rows a tile has, the better.
+  // If memory bounds the time, all tiles take the same; those with fewer empty rows are better.
   double const filled = double(e.m) / double(round_up(e.m, kernel.tile[0]));
   seconds *= 1.0 + c_.GROUPED_EMPTY_ROWS * (1.0 - filled);
   if (kernel.mainloop == Mainloop::kTwoStage) seconds *= c_.GROUPED_NARROW;
   return kernel.fp8 && kernel.math != Math::kFast ? seconds * c_.GROUPED_FULL_ACCUMULATION : seconds;
 }
 
-// Every element is read once, the faster the more thread blocks there are.
+// Every element is read once; more thread blocks read faster.
 Launch Model::gemv(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64_t slices) const {
   int64_t const n = e.n, wide = 128 / kernel.bits_b, at_once = int64_t(c_.GEMV_AT_ONCE);
   int64_t const threads_of_block = int64_t(c_.GEMV_THREADS);
   double seconds = double(e.batch) * double(n) * double(e.k) * double(kernel.bits_b) / 8 / dram(gpu);
   if (kernel.align_b == 1) seconds /= c_.GEMV_NARROW;
   double blocks = std::ceil(double(n) / double(8 * wide));
-  if (kernel.b_along_k) {  // threads share columns as far as each has enough to read
+  if (kernel.b_along_k) {  // threads share columns if each has enough to read
     int64_t const threads =
         std::min(threads_of_block, std::max(threads_of_block / kernel.tile[1], e.k / slices / (at_once * wide)));
     blocks = std::ceil(double(n * threads) / double(threads_of_block));
@@ -717,7 +717,7 @@ Launch Model::gemv(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64
 // Convolutions
 // ---------------------------------------------------------------------------------------------------------------------
 
-// With casts of the result and adding up slices, but without casts of the operands.
+// Includes casts of the result and the sum of slices, but no casts of the operands.
 Launch Model::convolution(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
   double taken = 0.0;
   if (kernel.depthwise) {
@@ -736,7 +736,7 @@ Launch Model::convolution(Kernel const& kernel, Extents const& e, Gpu const& gpu
     }
     taken *= c_.ITERATOR_PENALTY.at(kernel.iterator);
     taken *= c_.STRIDE_PENALTY.at(kernel.stride_support);
-    // Of kernels that are as fast, the one that loads more at once.
+    // Among equally fast kernels, the one with wider loads.
     taken *= 1 + 1e-3 / double(kernel.align_a);
   }
   return {taken + (e.wide != 0 && e.split_k == 1 ? c_.CAST_SECONDS : 0.0), e.split_k};
@@ -762,7 +762,7 @@ double Model::tma_convolution(Kernel const& kernel, Extents const& e, Gpu const&
   return seconds * (1 + 1e-3 / double(kernel.align_a));
 }
 
-// Of its taps, or of reading and writing every array once.
+// The time of its taps, or of reading and writing every array once.
 double Model::depthwise_convolution(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
   bool const wgrad = kernel.op == Op::kWgrad;
   int64_t const tiles = ceil_div(e.c, kernel.tile[1]);

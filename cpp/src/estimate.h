@@ -1,15 +1,15 @@
-// The analytic model: how long a kernel would take for a problem, before anything is launched. Which constants it has,
-// what they mean and what they were fitted to is in estimate_constants.inc.
+// The analytic model: the time of a kernel for a problem, estimated without launching it. The constants, with their
+// meanings and the measurements that they were fitted to, are in estimate_constants.inc.
 //
 // Parts, for products of either generation:
 // - quantization: a grid of ceil(m / tile_m) x ceil(n / tile_n) x batch tiles runs in waves over the multiprocessors,
 //   and a part-filled tile costs as much as a full one; the persistent scheduler of sm90 rounds the grid up to whole
 //   clusters and swizzles (tile_scheduler.h);
 // - the time of a tile: multiplying (tile_m x tile_n x k at the generation's rate, less for tiles too small to feed the
-//   tensor cores), reading A and B through L2, and the steps along K one after the other. The longest of them hides the
-//   others, but not where they are about as long: of sm90 the root of the sum of their squares counts;
-// - prologue and epilogue, which pingpong kernels hide behind the other consumer's mainloop but for the first and last;
-// - reading and writing every operand once in device memory, which all of that hides, or it all of that, likewise.
+//   tensor cores), reading A and B through L2, and the steps along K one after the other. The longest
+//   hides the others, unless they take about equally long: for sm90 the root of the sum of their squares counts;
+// - prologue and epilogue, which pingpong kernels overlap with the other consumer's mainloop except the first and last;
+// - device-memory time of reading and writing every operand once, overlapped with the above; the longer dominates.
 #pragma once
 
 #include <array>
@@ -43,7 +43,7 @@ enum class Generation { kSm80, kSm90, kSm100, kSm120 };
 enum class Mainloop { kOther, kFew, kSplit, kPingpong, kTwoSm, kTwoStage };
 enum class Math { kDefault, kFast, kIeee, k3xTf32, kOther };
 
-// What the model knows of a kernel: the fields of its key.
+// The properties of a kernel that the model uses: fields of its key.
 struct Kernel {
   std::string name;
   Op op;
@@ -58,14 +58,14 @@ struct Kernel {
   bool a_along_k, b_along_k;  // A row-major, B column-major
   bool f64, i8, fp8;  // A's element type
   bool stream_k, nosmem, block_scaled;
-  bool common;  // whether it is told its epilogue's tree at launch
+  bool common;  // whether the launch chooses its epilogue's tree
   bool slices_in_d;  // whether slices of K may be added up in D
   bool depthwise;  // of a convolution
   std::string iterator, stride_support;
-  int64_t shared_bytes;  // that kernels like it take
-  int64_t narrowest, width_step;  // columns of tiles that it may be told at launch, up to those of `tile`; else 0
+  int64_t shared_bytes;  // of kernels like it
+  int64_t narrowest, width_step;  // columns of tiles that the launch may choose, up to those of `tile`; else 0
 
-  // Kernels that exchange their operands tile D^T (GemmSm90::kSwapped).
+  // Kernels that swap their operands tile D^T (GemmSm90::kSwapped).
   bool swapped() const { return generation == Generation::kSm90 && bits_a != 16 && a_along_k && !b_along_k; }
   // Kernels that bring an operand to the tensor cores through registers.
   bool through_registers() const {
@@ -95,13 +95,13 @@ struct Launch {
   double seconds;
   int64_t split_k = 1, swizzle = 1;
   int raster = kHeuristic;
-  int64_t width = 0;  // columns of a tile, of kernels that are told them
+  int64_t width = 0;  // columns of a tile, if the launch chooses them
 };
 
-// Bytes of A and B that are read from device memory, by the order in which tiles are taken: in panels, `swizzle`
-// clusters across the raster order, all along it. One operand stays with a panel; the other is read through with each,
-// again if L2 cannot hold it until the next one. `widths` are bytes of A that a row of tiles reads and of B that a
-// column does, `held` bytes that L2 holds.
+// Bytes of A and B that are read from device memory, by the order of tiles: in panels, `swizzle` clusters wide across
+// the raster order, and as long as the grid along it. A panel keeps its part of one operand and reads all of the other,
+// from device memory if L2 cannot hold that until the next panel. `widths` are bytes of A that a row of tiles reads and
+// of B that a column does, `held` bytes that L2 holds.
 double l2_misses(TileList const& tiles, std::pair<double, double> widths, double held);
 
 class Model {
@@ -114,14 +114,14 @@ class Model {
                 int64_t slices) const;
   // The same with as many slices as are best; `whole`: K must not be divided.
   Launch best(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes, bool whole) const;
-  // Seconds that `best` does not stay below: without padding to swizzles and misses of L2.
+  // A lower bound of the seconds of `best`: without padding to swizzles and misses of L2.
   double bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
-  // The slices of K that a kernel may be run with. Of what is divided that may be none.
+  // The numbers of slices of K that a kernel may run with; may be empty for problems that are divided.
   std::vector<int64_t> slices(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
-  // A time that no kernel of these types is estimated to stay below, whatever its tile and generation.
+  // A lower bound of the estimates of all kernels of these types, whatever their tiles and generations.
   double least(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
 
-  // How much longer a kernel takes than the model says of one with a single tree.
+  // The factor of a kernel's time over the estimate for a kernel of a single tree.
   double part(Kernel const& kernel) const { return kernel.common ? c_.COMMON_PART : 1.0; }
 
  private:
@@ -164,7 +164,7 @@ class Model {
   Constants c_;
 };
 
-// Whether D is as short as a kernel for few rows needs it: along its rows or, of column-major B, its columns.
+// Whether D is short enough for a kernel for few rows: in its rows or, with a column-major B, its columns.
 bool is_few(Kernel const& kernel, int64_t m, int64_t n);
 
 }  // namespace atomr_cutlass::estimate

@@ -1,4 +1,4 @@
-// A vector whose first members lie in itself: what a call of ordinary size lists costs it no memory of the heap.
+// A vector that stores its first members inline: the lists of ordinary calls need no heap memory.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// One kernel that a plan launches again and again.
+// One kernel that a plan launches repeatedly.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ constexpr size_t kParamsBytes = 4096;
 bool dependent_launch();
 void set_dependent_launch(bool enabled);
 
-// Any aligned address will do to ask whether a kernel can implement a shape and strides.
+// Stands for any aligned address, to ask whether a kernel can implement a shape and strides.
 void* const kProbe = reinterpret_cast<void*>(uintptr_t(4096));
 
 class KernelLaunch {

@@ -87,7 +87,7 @@ LaunchPlan::LaunchPlan(std::vector<Slot> slots, std::vector<size_t> const& tempo
   zeros_.reserve(options_.zeros, false, options_.zeros);
 }
 
-// Asks about every problem that a call may turn the step into, so that no call meets one that has not been asked about.
+// Checks every problem that calls may make of the step, so that each problem of a call has been checked.
 void LaunchPlan::open(KernelLaunch& kernel, Step const& step) {
   std::vector<unsigned char> probe = step.data;
   store(probe.data(), step.layout->workspace, kProbe);
@@ -172,7 +172,7 @@ void LaunchPlan::replace(LaunchPlan* next) {
 LaunchPlan* LaunchPlan::switch_to_next(Place const* places, size_t count, void* stream) {
   LaunchPlan* const next = next_.load(std::memory_order_acquire);
   if (next == nullptr || count != slots_.size()) return nullptr;
-  // Checked by the needs of the other kernels, which may be stricter.
+  // Checked against the other plan's requirements, which may be stricter.
   for (size_t i = 0; i < count; ++i) {
     if (reinterpret_cast<uintptr_t>(places[i].data) % uintptr_t(next->slots_[i].spec.alignment) != 0) return nullptr;
   }
@@ -181,7 +181,7 @@ LaunchPlan* LaunchPlan::switch_to_next(Place const* places, size_t count, void* 
   if (capture == 0) {
     replaced_ = true;
   } else if (!replaced_ || capture == capture_) {
-    capture_ = capture;  // a graph that began with these kernels goes on with them
+    capture_ = capture;  // a graph that began with these kernels continues with them
     return nullptr;
   }
   return next;
@@ -206,7 +206,7 @@ void LaunchPlan::note_reaches() {
   }
 }
 
-// What holds of nearly every call, and says that `check_operands` would find nothing.
+// Conditions of nearly every call under which `check_operands` would find no error.
 bool LaunchPlan::plainly_fine(Place const* places, double alpha, double beta) const {
   if (reaches_.empty() || (options_.integral && !(whole(alpha) && whole(beta)))) return false;
   size_t const output = outputs_[0];
@@ -284,7 +284,7 @@ void LaunchPlan::check_overlap(OperandSpan operands) const {
   std::vector<Lying> places;
   places.reserve(slots_.size());
   for (size_t i = 0; i < slots_.size(); ++i) places.push_back({byte_range(operands[i]), i});
-  // In the order of their addresses only neighbours can meet: lists have a result for each of many groups.
+  // Sorted by address only neighbours can overlap: lists have a result for each of many groups.
   std::sort(places.begin(), places.end(), [](Lying const& x, Lying const& y) { return x.range.begin < y.range.begin; });
   for (size_t i = 0; i < places.size(); ++i) {
     for (size_t j = i + 1; j < places.size() && places[j].range.begin < places[i].range.end; ++j) {
@@ -319,7 +319,7 @@ uint64_t LaunchPlan::resolve(Address const& address, Place const* places, Memory
     case Address::Base::kOperand: {
       Place const& place = places[size_t(address.index)];
       if (!place.given) return 0;
-      // An array without elements may have no address; to a kernel that would be an operand that is not given.
+      // An array without elements may have a null address, which a kernel would take for a missing operand.
       from = place.data != nullptr ? place.data : kProbe;
       break;
     }
@@ -369,7 +369,7 @@ void LaunchPlan::enqueue(Place const* places, double alpha, double beta, void* s
     if (!taken(step, alpha)) continue;
     if (!zeros && reads_zeros(step)) {
       memory.zeros = zeros.emplace(zeros_, stream).data();
-      // At every use, so that it is part of a graph that captures it.
+      // At every use, so that a graph captures it.
       clear_async(reinterpret_cast<DevicePointer>(memory.zeros), options_.zeros, stream);
       written = true;
     }

@@ -1,5 +1,5 @@
-// A plan of any operation: one problem with everything decided and allocated, so that calling it only launches. It has
-// operands by position, and the steps that a call takes with their addresses.
+// A plan of any operation: one problem with its kernels chosen and memory allocated, so that a call only launches. It
+// has operands by position, and the steps of a call, which use their addresses.
 #pragma once
 
 #include <atomic>
@@ -18,25 +18,25 @@
 
 namespace atomr_cutlass {
 
-// What a caller gives at each call.
+// An operand that the caller gives at each call.
 struct Slot {
   enum class Role : uint8_t {
     kInput,
-    kSource,  // an input that an output may be, in place
+    kSource,  // an input whose memory an output may be, in place
     kOutput,
   };
   std::string name;
   OperandSpec spec;
   Role role = Role::kInput;
-  bool optional = false;  // of a source: given where beta is not 0, and only there
+  bool optional = false;  // of a source: given exactly if beta is not 0
 };
 
-// An address that is known at a call, and bytes from there.
+// An address that is known at a call, with an offset in bytes.
 struct Address {
   enum class Base : uint8_t {
-    kOperand,    // null where an optional one is not given
+    kOperand,    // null if it is optional and not given
     kTemporary,  // the plan's memory
-    kZeros,      // memory that holds zeros, which few calls need: it is allocated at the first
+    kZeros,      // memory of zeros, allocated at the first of the few calls that need it
   };
   Base base = Base::kOperand;
   int index = 0;
@@ -55,7 +55,7 @@ struct ScalarPatch {
   bool beta;
 };
 
-// Bits that are set in an int32_t of the arguments where an operand is settled.
+// Bits that are set in an int32_t of the arguments if an operand is settled (operand.h).
 struct SettledPatch {
   size_t offset;
   int operand;
@@ -63,7 +63,7 @@ struct SettledPatch {
 };
 
 struct Step {
-  // Which calls take it. BLAS: with alpha = 0, A and B are not read, so that a NaN in them does not reach D.
+  // The calls that take the step. BLAS: with alpha = 0, A and B are not read, so that a NaN in them does not reach D.
   enum class When : uint8_t { kAlways, kProduct, kNoProduct };
   enum class Kind : uint8_t {
     kLaunch,  // a kernel
@@ -89,12 +89,12 @@ struct Step {
 struct LaunchPlanOptions {
   int device = 0;
   bool integral = false;           // alpha and beta must be whole numbers
-  double alpha = 1.0, beta = 0.0;  // of calls that give none
+  double alpha = 1.0, beta = 0.0;  // of calls without them
   size_t main = 0;                 // the step whose kernel names the plan
-  size_t zeros = 0;                // bytes of them
+  size_t zeros = 0;                // size of the memory of zeros
 };
 
-// Where an operand is that lies as its slot says.
+// Address and flags of an operand whose layout is already verified.
 struct Place {
   void* data = nullptr;
   bool given = false, read_only = false, settled = false;
@@ -103,8 +103,8 @@ struct Place {
 class LaunchPlan {
  public:
   // `temporaries`: bytes of device memory that the steps share with one another. Throws Unsupported when a kernel can't
-  // implement its step, InvalidOperand for steps that name what is not there. Not while this thread captures a stream,
-  // if a kernel was compiled at run time.
+  // implement its step, InvalidOperand for steps that refer to a missing operand. Not while this thread captures a
+  // stream, if a kernel was compiled at run time.
   LaunchPlan(std::vector<Slot> slots, std::vector<size_t> const& temporaries, std::vector<Step> steps,
              LaunchPlanOptions options, DlExchangeApi const* allocator);
 
@@ -116,11 +116,11 @@ class LaunchPlan {
   // The same for operands whose layouts are known to be those of the slots: one place for each slot.
   void launch(Place const* places, double alpha, double beta, void* stream);
 
-  // From now on launches go to `next`, a plan of the same operands, which must outlive this one: but for streams that
-  // are being captured before the first launch outside a capture has, and for operands that only this plan's kernels
-  // can read. Throws InvalidOperand for a plan of other operands. Thread-safe, also while others launch.
+  // Directs later launches to `next`, a plan of the same operands, which must outlive this one. Exceptions: streams
+  // that are being captured before the first launch outside a capture, and operands that only this plan's kernels read.
+  // Throws InvalidOperand for a plan of other operands. Thread-safe, also while others launch.
   void replace(LaunchPlan* next);
-  // Whether a plan that is made now would have a better kernel, which this one cannot switch to.
+  // Whether a new plan would have a better kernel, to which this one cannot switch.
   bool superseded() const { return superseded_.load(std::memory_order_relaxed); }
   void supersede(bool superseded) { superseded_.store(superseded, std::memory_order_relaxed); }
   LaunchPlan const& serving() const { return replaced_ ? *next_.load(std::memory_order_acquire) : *this; }
@@ -159,12 +159,12 @@ class LaunchPlan {
   LaunchPlanOptions options_;
   std::deque<KernelLaunch> kernels_;  // of the launching steps, in order
   size_t main_kernel_ = 0;
-  std::vector<size_t> temporaries_;  // where each begins
-  size_t workspace_ = 0;  // where the kernels' own begins
+  std::vector<size_t> temporaries_;  // offset of each
+  size_t workspace_ = 0;  // offset of the kernels' workspaces
   std::vector<size_t> own_;  // where that of each kernel does: launches of one kernel share it, others find it as left
   std::vector<size_t> outputs_;  // slots
   // Of each slot: from an operand's address to its first byte and to the end of its last, and the bits of an address
-  // that alignment wants to be 0. Empty where operands are compared one by one.
+  // that must be 0 for its alignment. Empty if operands are compared one by one.
   struct Reach {
     uintptr_t begin, end, unaligned;
   };
@@ -172,7 +172,7 @@ class LaunchPlan {
   StreamMemory memory_, zeros_;
   std::atomic<LaunchPlan*> next_{nullptr};
   std::atomic<bool> replaced_{false}, superseded_{false};
-  std::atomic<uint64_t> capture_{0};  // the latest that this plan's own kernels served, though there was another plan
+  std::atomic<uint64_t> capture_{0};  // the latest that this plan's own kernels served despite a `next`
 };
 
 }  // namespace atomr_cutlass

@@ -1,4 +1,4 @@
-// The operations, and the arguments of each, field by field: how Python fills them in, and what of them a launch may
+// The operations, and the fields of each one's arguments: how Python fills them in, and which of them a launch may
 // change.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace atomr_cutlass {
 
-// What the model of kernels' times (estimate.h) tells apart.
+// The operations that the model of kernels' times (estimate.h) distinguishes.
 enum class Op { kGemm, kGrouped, kGemv, kFprop, kDgrad, kWgrad, kCast, kOther };
 
 struct ArgsField {
@@ -21,8 +21,8 @@ struct ArgsField {
   size_t offset;
 };
 
-// What of an op's arguments may change from launch to launch are its pointers and its scalars of type double. The rest
-// is the problem, which a kernel's parameters are evaluated for; so is whether an optional pointer is there.
+// Between launches an op's pointers and its scalars of type double may change. The other arguments, and the presence of
+// optional pointers, are the problem, for which a kernel's parameters are evaluated.
 struct ArgsLayout {
   struct Pointer {
     size_t offset;
@@ -34,7 +34,7 @@ struct ArgsLayout {
   std::vector<Pointer> pointers;
   std::vector<size_t> scalars;
   size_t max_active_clusters;  // an int32_t that the runtime fills in
-  size_t workspace;            // a pointer, likewise
+  size_t workspace;            // a pointer that the runtime fills in
 
   ArgsField const* field(std::string const& name) const;
 };
@@ -45,7 +45,7 @@ constexpr size_t kMaxArgsBytes = 1024;
 // The layout of an op by its name in kernel keys, or null.
 ArgsLayout const* args_of(std::string const& op);
 
-// What an op is to the model, by its name in kernel keys; kOther for those that it does not know.
+// The model's op by its name in kernel keys; kOther for those that the model does not know.
 Op op_of(std::string const& op);
 
 }  // namespace atomr_cutlass

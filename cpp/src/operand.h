@@ -1,4 +1,4 @@
-// What a plan knows of an array: where it is, and how it lies in memory.
+// A plan's view of an array: its address and its layout in memory.
 #pragma once
 
 #include <cstddef>
@@ -46,7 +46,7 @@ Operand operand_from_view(DlTensor const& view);
 // The largest power of two, up to 16, that divides the address.
 int address_alignment(void const* data);
 
-// Shape, strides, dtype, device and what the address guarantees, as text for messages.
+// Shape, strides, dtype, device and alignment of the address, as text for messages.
 std::string describe(Operand const& operand);
 
 // The addresses from an operand's first byte to its last; empty for one without elements.
@@ -59,15 +59,15 @@ ByteRange byte_range(Operand const& operand);
 // buffer), and where the address ranges are apart; otherwise ranges that meet count as shared.
 bool overlap(Operand const& a, Operand const& b);
 
-// What an argument of a plan must look like.
+// The required layout of a plan's argument.
 struct OperandSpec {
   Operand layout;      // its data pointer is not used
   int alignment = 1;   // bytes that the address must be a multiple of
 };
 
-// Whether an operand lies like another: rank, extents, strides, element type and device.
+// Whether two operands have the same layout: rank, extents, strides, element type and device.
 bool matches(Operand const& operand, Operand const& expected);
-// The same of a DLPack view of single elements, without copying it; false also for what only a copy can tell.
+// The same for a DLPack view of single elements, without copying it; also false if only a copy could tell.
 bool matches(DlTensor const& view, Operand const& expected);
 
 // Throws InvalidOperand, naming the argument, unless the operand matches.

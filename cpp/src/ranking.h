@@ -30,10 +30,10 @@ class Ranking {
 
   Ranking(std::shared_ptr<Model const> model, Gpu gpu, std::vector<Entry> const& entries);
 
-  // All that serve, best first: the suitable ones before others, then by their times and names.
+  // All entries that serve, best first: by the arch's suitability, then by time and name.
   // `extents`: of each formulation; `whole`: K must not be divided.
   std::vector<Found> every(std::vector<std::vector<int64_t>> const& extents, bool whole) const;
-  // The first of these; the launches of those that cannot be it are not estimated.
+  // The best entry; launches of entries that cannot be the best are not estimated.
   std::optional<Found> first(std::vector<std::vector<int64_t>> const& extents, bool whole) const;
 
  private:
@@ -53,7 +53,7 @@ class Ranking {
     Extents const* extents;
     double bound;
   };
-  // A problem as the formulations have it, those that were read.
+  // The problem in each formulation that has been read.
   using Read = std::vector<std::optional<Extents>>;
   std::vector<Waiting> serving(std::vector<std::vector<int64_t>> const& extents, Read& read) const;
   Found found(Waiting const& waiting, bool whole) const;
@@ -62,7 +62,7 @@ class Ranking {
   std::shared_ptr<Model const> model_;
   Gpu gpu_;
   std::vector<Ranked> entries_;
-  std::vector<Pair> pairs_;  // in the order of entries and formulations, which decides where all else is alike
+  std::vector<Pair> pairs_;  // in the order of entries and formulations, which breaks ties
 };
 
 }  // namespace atomr_cutlass::estimate

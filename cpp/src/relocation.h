@@ -1,5 +1,5 @@
-// How a kernel's parameters follow from the pointers and scalars of its arguments, so that those of another launch of
-// the same problem are patched and not evaluated again.
+// How a kernel's parameters depend on the pointers and scalars of its arguments, so that for another launch of the same
+// problem they are patched instead of evaluated.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace atomr_cutlass {
 
 using Bytes = std::vector<unsigned char>;
 
-// Where a kernel's parameters depend on what may change from launch to launch.
+// A place in a kernel's parameters that depends on a pointer or scalar, which may change between launches.
 struct Relocation {
   enum class Form : uint8_t { kPointer, kTensorMap, kDouble, kFloat, kInt32 };
   uint32_t offset;
@@ -33,7 +33,7 @@ Bytes sentinel_args(ArgsLayout const& layout, Bytes const& problem, bool second)
 
 // Compares two evaluations of a kernel's parameters, for the arguments of `sentinel_args`, and says how the differences
 // follow from the arguments. Tensor map requests in `first_params`, as kernels compiled at run time make them, are
-// encoded in place. `unexplained`, if given, is the first byte of which that cannot be said; then there is no result.
+// encoded in place. `unexplained`, if given, is set to the first byte without an explanation; then there is no result.
 std::optional<Relocations> find_relocations(ArgsLayout const& layout, void const* first, void const* second,
                                             unsigned char* first_params, unsigned char const* second_params,
                                             size_t bytes, size_t* unexplained = nullptr);

@@ -7,11 +7,11 @@
 namespace atomr_cutlass {
 namespace {
 
-constexpr size_t kNumbers = 512;  // that few programs exceed
+constexpr size_t kNumbers = 512;  // enough for most programs
 
 }  // namespace
 
-// The numbers of a program, and what a step leaves; false where 64 bits do not hold it.
+// The numbers of a program, and the result of a step; false if it exceeds 64 bits.
 class Evaluation {
  public:
   Evaluation(ShapePrograms const& programs, int64_t const* extents, size_t count, std::vector<Number>& numbers)

@@ -1,4 +1,4 @@
-// What plans of like problems depend on of their extents: programs over these, which end at cached launches.
+// Compiled functions from extents to the cached launch that serves them.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@ namespace atomr_cutlass {
 
 struct Number {
   bool real = false;
-  int64_t whole = 0;    // unless it is real
-  double value = 0.0;   // of either kind
+  int64_t whole = 0;    // the value of an integer
+  double value = 0.0;   // the value of either kind
   static Number of(int64_t whole) { return {false, whole, double(whole)}; }
   static Number of(double value) { return {true, 0, value}; }
   bool operator==(Number const& other) const {
@@ -22,11 +22,11 @@ struct Number {
   }
 };
 
-// What a step estimates, of extents that are numbers of the program.
+// The estimate that a step computes, for extents that are numbers of the program.
 struct Estimated {
   std::vector<std::vector<uint32_t>> extents;  // of each formulation; kLeast: of the problem
   std::shared_ptr<estimate::Ranking const> ranking;
-  bool undivided = false;  // of a ranking: K must not be
+  bool undivided = false;  // of a ranking: K must not be divided
   std::shared_ptr<estimate::Model const> model;
   std::shared_ptr<estimate::Kernel const> kernel;
   estimate::Gpu gpu{};
@@ -34,12 +34,12 @@ struct Estimated {
   bool operator==(Estimated const& other) const;
 };
 
-// One step of a program. Each but a guard leaves a number, of which later steps know the place; a ranking leaves
+// One step of a program. Each but a guard has a result, to which later steps refer by its index; a ranking has
 // seven: entry (-1: none serves), formulation, seconds, slices of K, swizzle, raster, width.
 struct Instruction {
   enum class Op : uint8_t {
     kConstant,
-    kInput,  // the extent of place `a`
+    kInput,  // the extent of index `a`
     kAdd,
     kSubtract,
     kMultiply,
@@ -53,22 +53,22 @@ struct Instruction {
     kEqual,
     kRank,
     kLeast,
-    kGuard,  // goes on only where the number of place `a` is `constant`
-    kEnd,    // of the program that was given the number `a`
+    kGuard,  // continues only if the number of index `a` is `constant`
+    kEnd,    // of the program numbered `a`
   };
   Op op;
-  uint32_t a = 0, b = 0;  // places of numbers
+  uint32_t a = 0, b = 0;  // indices of numbers
   Number constant;
   std::optional<Estimated> estimated;  // of kRank and kLeast
 };
 
-// Programs that begin alike and part at guards. Their steps are small and lie one after the other: the first call of a
-// shape finds none of them in a cache.
+// Programs that share their first steps and branch at guards. Steps are small and contiguous, since the first call of a
+// shape finds none of them in the CPU's caches.
 class ShapePrograms {
  public:
-  // The number that was given to the program whose guards hold for these extents, and the numbers that it leaves.
+  // The number of the program whose guards hold for these extents, and its results.
   std::optional<size_t> find(int64_t const* extents, size_t count, std::vector<Number>& numbers) const;
-  // False for a program that differs from another before any guard: it depends on something else.
+  // False for a program that differs from another before any guard: it depends on more than extents.
   bool add(std::vector<Instruction> const& program, size_t number);
 
  private:
@@ -76,8 +76,8 @@ class ShapePrograms {
   struct Step {
     Instruction::Op op;
     bool real = false;
-    uint32_t a = 0, b = 0;  // of kRank and kLeast `a` is a place in `estimated_`
-    uint32_t otherwise = 0;  // where programs go on for which a guard does not hold; 0: there are none
+    uint32_t a = 0, b = 0;  // of kRank and kLeast `a` is an index of `estimated_`
+    uint32_t otherwise = 0;  // the next step if the guard does not hold; 0: there is none
     union {
       int64_t whole = 0;
       double value;

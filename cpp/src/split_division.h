@@ -1,5 +1,5 @@
-// How kernels that share out K (GemmSplitSm90) divide a problem: tiles, pairs of them, and slices of K. The functions
-// follow `shape` of gemm_split_sm90.h, which decides when a kernel is launched.
+// The division of a problem by kernels whose thread blocks divide K (GemmSplitSm90): tiles, pairs of them, and slices
+// of K. The functions follow `shape` of gemm_split_sm90.h, which decides when a kernel is launched.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ inline constexpr int64_t kSplitRows = 128;      // of a tile
 inline constexpr int64_t kSplitBox = 64;        // elements of a step along K
 inline constexpr int64_t kSplitLeastSteps = 4;  // that a thread block has at least of a tile that is divided
 
-// What a kernel that shares out K is, and the problem.
+// A kernel whose thread blocks divide K, and the problem.
 struct SplitProblem {
   int64_t m, n, k, batch;
   int64_t widest;    // columns of a tile

@@ -46,18 +46,18 @@ struct StreamBlock {
   bool record();
 };
 
-// Frees the block once its last launch has ended: now, or when a later block is retired or asked for. Legal while
+// Frees the block once its last launch has ended: now, or when a later block is retired or requested. Legal while
 // streams are captured.
 void retire(StreamBlock block, int device) noexcept;
 
 // Launches on different streams may run at once, and a graph may replay beside them: each stream, and each stream of
-// each capture, has memory of its own. What a captured graph uses is never freed: nothing tells when the graph dies,
-// and it may outlive the plan.
+// each capture, has memory of its own. Memory of a captured graph is never freed: the destruction of graphs cannot be
+// observed, and a graph may outlive the plan.
 //
-// Nor does anything tell when a stream is destroyed, so that the end of every launch is recorded when it is launched,
-// but on the legacy default stream, which lasts. A stream that is new here takes over the piece of the one that had its
-// handle before; where there are kStreams pieces, that which has been idle longest, and idle ones beyond that many
-// are freed. A stream that was alive nonetheless gets another piece at its next launch.
+// Nor can the destruction of streams be observed, so that the end of every launch is recorded immediately, except on
+// the legacy default stream, which is never destroyed. A stream that is new here takes over the piece of the one that
+// had its handle before; if there are kStreams pieces, the one that has been idle longest, and idle ones beyond that
+// many are freed. If the former stream still exists, it gets another piece at its next launch.
 class StreamMemory {
  public:
   static constexpr size_t kStreams = 16;
@@ -111,7 +111,7 @@ class StreamMemory {
 // before or after. If one fails, those before it still use the memory, so its end is noted all the same.
 class StreamTurn {
  public:
-  // Of no memory where pieces have no bytes.
+  // Without memory if pieces have no bytes.
   StreamTurn(StreamMemory& memory, void* stream);
   ~StreamTurn();
   StreamTurn(StreamTurn const&) = delete;

@@ -1,6 +1,6 @@
-"""The epilogue trees that prebuilt kernels have: bias and activation, as most layers apply them to a product.
+"""The epilogue trees of prebuilt kernels: bias and activation, as most layers apply them to a product.
 
-Kernels whose epilogue is COMMON compute several of them, each of which `form_of` tells how to ask for.
+Kernels whose epilogue is COMMON compute several of them; `form_of` returns the arguments that select a tree.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from .ops import ACTIVATIONS, LEAKY_SLOPE
 from .tree import ACCUMULATOR, COLUMN, MATRIX, PREFIX, ROW, SCALAR, EpilogueVisitorTree, Node, Output
 
 COMMON_ACTIVATIONS = ("", "relu", "gelu", "gelu_tanh", "silu")
-"""Those of COMMON kernels, in the order of epilogue_common.h."""
+"""The activations of COMMON kernels, in the order of epilogue_common.h."""
 
 COMMON_ROWS = {None: 0, CutlassDtype.F32: 1, CutlassDtype.F16: 2, CutlassDtype.BF16: 3}
-"""Element types of the row that they add, with the numbers by which epilogue_tree.h knows them."""
+"""Element types of the row that COMMON kernels add, with their numbers in epilogue_tree.h."""
 
 _ROW_BITS = 2
 
@@ -26,7 +26,7 @@ _ROW_BITS = 2
 class CommonForm(NamedTuple):
     """A tree as a COMMON kernel computes it: scale_d * activation(acc * scale_a * scale_b + row), the source being C.
 
-    Of operands, inputs first, it has the numbers; None where there is none.
+    Operands are given by their numbers, inputs first; None if there is none.
 
     Attributes:
         row: the row that is added.
@@ -34,7 +34,7 @@ class CommonForm(NamedTuple):
         told: the tree's encoding in the kernel arguments: the row's element type and the activation.
         scale_a: the column of factors that is loaded as scales of A's rows.
         scale_b: the row of factors that is loaded as scales of B's columns.
-        scale_d: the factor that D has besides.
+        scale_d: the further factor of D.
         amax: the output that is the largest magnitude before scale_d.
     """
 
@@ -54,12 +54,12 @@ class CommonForm(NamedTuple):
 
     @property
     def adds_c(self) -> bool:
-        """Whether it has no factor of the product alone: C, which is a part of the accumulator, is added behind it."""
+        """Whether it can add C: not with a factor of the product alone, since C is part of the accumulator."""
         return self.scale_a is None and self.scale_b is None
 
     @property
     def turns(self) -> bool:
-        """Whether a kernel computes it for D^T as well, where rows are columns."""
+        """Whether a kernel also computes it for D^T, where rows are columns."""
         return self.row is None and self.adds_c
 
 
@@ -67,8 +67,8 @@ class _Value(NamedTuple):
     """A value of a tree: activation(the sum of terms), the accumulator with factors.
 
     Attributes:
-        terms: numbers of inputs, and ACCUMULATOR, once each and in any order.
-        factors: numbers of inputs by the scale that they are.
+        terms: numbers of inputs, and ACCUMULATOR, each once, in any order.
+        factors: numbers of inputs by the names of their scales.
         activation: one of COMMON_ACTIVATIONS.
     """
 
@@ -96,7 +96,7 @@ def told(row: CutlassDtype | None, activation: str) -> int:
 
 @functools.lru_cache(256)
 def form_of(epilogue: str) -> CommonForm | None:
-    """How a COMMON kernel computes the tree of an epilogue; None where it does not."""
+    """The form in which a COMMON kernel computes an epilogue's tree; None if it does not."""
     base, program = split(epilogue)
     if base not in (LINEAR, SCALED) or not program:
         return None
@@ -124,7 +124,7 @@ def form_of(epilogue: str) -> CommonForm | None:
     before = found._replace(factors=tuple(pair for pair in found.factors if pair[0] != "scale_d"))
     added = [number for number in found.terms if isinstance(number, int)]
     kinds = {inputs[number][0]: number for number in added}
-    # In a kernel whose operands have scales there is no room for others.
+    # A kernel whose operands have scales takes no others.
     scaled = bool(factors or largest)
     once = sorted([*added, *factors.values()]) == list(range(len(inputs))) and found.terms.count(ACCUMULATOR) == 1
     if not once or len(kinds) < len(added) or not kinds.keys() <= {ROW, SOURCE} or (scaled and base == SCALED):
@@ -143,7 +143,7 @@ _OPS = {"add", "multiply", *filter(None, COMMON_ACTIVATIONS)}
 
 
 def _computed(op: str, operands: list[_Value], inputs: list[tuple[str, str]]) -> _Value | None:
-    """The value of an operation; None where COMMON kernels have no place for it."""
+    """The value of an operation; None if COMMON kernels cannot compute it."""
     if op == ACCUMULATOR:
         return _Value((op,))
     if op not in _OPS:
@@ -156,7 +156,7 @@ def _computed(op: str, operands: list[_Value], inputs: list[tuple[str, str]]) ->
             return None
         kind, dtype = inputs[number]
         name = _FACTORS.get(kind, "")
-        # Factors of rows and columns come before anything is added.
+        # Factors of rows and columns precede any addition.
         fits = name == "scale_d" or (name and first.terms == (ACCUMULATOR,) and first.is_sum)
         if dtype != CutlassDtype.F32.value or not fits or name in dict(first.factors):
             return None
@@ -169,7 +169,7 @@ def _computed(op: str, operands: list[_Value], inputs: list[tuple[str, str]]) ->
 
 
 def common_of(epilogue: str) -> str | None:
-    """The epilogue of the COMMON kernels that serve one; None where none do."""
+    """The epilogue of the COMMON kernels that serve this epilogue; None if none do."""
     base, form = split(epilogue)[0], form_of(epilogue)
     if epilogue not in (LINEAR, SCALED) and form is None:
         return None
@@ -177,7 +177,7 @@ def common_of(epilogue: str) -> str | None:
 
 
 class BiasAndActivation(NamedTuple):
-    """A tree that is act(acc + bias), which kernels compute without a tree too.
+    """A tree of the form act(acc + bias), which kernels also compute without trees.
 
     Attributes:
         bias: element type of the row that is added; None for none.
@@ -211,7 +211,7 @@ def bias_and_activation(dtype: CutlassDtype | None, activation: str | None) -> E
 
 @functools.lru_cache(256)
 def as_bias_and_activation(program: str) -> BiasAndActivation | None:
-    """The bias and activation of a tree's program, if it has nothing else; None for any other tree."""
+    """The bias and activation of a tree's program; None if the tree computes anything else."""
     inputs = EpilogueVisitorTree.parse(program).inputs
     dtype = inputs[0].dtype if inputs else None
     for activation in (None, *ACTIVATIONS):
@@ -259,7 +259,7 @@ def narrowed() -> str:
 
 
 def wider(epilogue: str) -> str:
-    """The epilogue of kernels that compute a tree and more outputs than it has; empty where there are none."""
+    """The epilogue of kernels that compute a tree and further outputs; empty if there are none."""
     base, program = split(epilogue)
     return on(base, quantize()) if program and program == split(narrowed())[1] else ""
 

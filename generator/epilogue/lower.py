@@ -12,7 +12,7 @@ LINEAR, SCALED = "lc", "scaled"
 GATED, GATED_SCALED = "gated", "gated_scaled"
 """The base epilogues of trees. Gated D is half as wide as A B: f(column 2j) * column 2j + 1, f being the tree."""
 COMMON, SCALED_COMMON = "common", "scaled_common"
-"""The trees that most programs ask for, in one kernel: see `common`."""
+"""The most common trees, in one kernel: see `common`."""
 SOURCE = "source"
 
 _LAYOUTS = {
@@ -44,7 +44,7 @@ def is_gated(epilogue: str) -> bool:
 
 
 def is_common(epilogue: str) -> bool:
-    """Whether a kernel's epilogue is told at launch which of several trees it is."""
+    """Whether a kernel's epilogue computes several trees, one of which is selected at launch."""
     return epilogue in (COMMON, SCALED_COMMON)
 
 
@@ -55,7 +55,7 @@ def base_of(epilogue: str) -> str:
 
 
 def has_tree(epilogue: str) -> bool:
-    """Whether a kernel's epilogue computes a tree: one that its key says, or the arguments."""
+    """Whether a kernel's epilogue computes a tree, given by its key or by the arguments."""
     return is_common(epilogue) or bool(split(epilogue)[1])
 
 
@@ -71,7 +71,7 @@ def swapped(program: str) -> str:
     """The program for D^T: rows are columns and columns rows.
 
     Raises:
-        ValueError: masks lie along rows only.
+        ValueError: masks are packed along rows only.
     """
     lines = []
     for line in program.split(";"):
@@ -86,7 +86,7 @@ def swapped(program: str) -> str:
 
 
 def operand_kinds(program: str) -> tuple[list[tuple[str, str]], list[tuple[str, str, str]]]:
-    """Of a program: (kind, dtype) of each input, and (kind, dtype, reduction or nothing) of each output."""
+    """The (kind, dtype) of each input of a program, and (kind, dtype, reduction or empty) of each output."""
     inputs, outputs = [], []
     for words in map(_words, program.split(";")):
         if words[0] == "input":
@@ -99,10 +99,10 @@ def operand_kinds(program: str) -> tuple[list[tuple[str, str]], list[tuple[str, 
 
 
 def is_narrow(program: str, d: CutlassDtype) -> bool:
-    """Whether D and every stored matrix are at most 16 bits wide, so that activations need not be exact to float32.
+    """Whether D and every stored matrix are at most 16 bits wide, so that activations need no float32 accuracy.
 
-    Kernels then compute in the narrow forms that `epilogue_ops.h` has, and the reference's tolerances allow
-    for it. Reductions do not count.
+    Kernels then compute in the narrow forms of `epilogue_ops.h`, for which the reference's tolerances allow.
+    Reductions do not count.
 
     Args:
         program: of the tree.

@@ -1,4 +1,4 @@
-"""The operations of epilogue trees, stated once: C++ and the reference have a function of the same name for each."""
+"""The operations of epilogue trees: C++ and the reference have a function of the same name for each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Op:
         name: of the function in `epilogue_ops.h` and in `reference.tree`.
         arity: how many values it takes.
         attributes: names of the numbers that are part of it.
-        commutative: whether its values may change places without changing the result's bits.
+        commutative: whether swapping its values leaves the result's bits unchanged.
     """
 
     name: str
@@ -25,16 +25,16 @@ class Op:
 ACTIVATION_OPS = ("relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "hardswish")
 
 LEAKY_SLOPE = 0.01
-"""The slope of leaky_relu where none is given."""
+"""The default slope of leaky_relu."""
 
 ACTIVATIONS = ("identity", *ACTIVATION_OPS, "leaky_relu")
-"""The activations that calls and requests name."""
+"""The names of activations in calls and requests."""
 
 _UNARY = ("negate", "absolute", "square", "sqrt", "rsqrt", "reciprocal", "exp", "log", *ACTIVATION_OPS)
 _SYMMETRIC = ("add", "multiply", "maximum", "minimum", "equal", "not_equal")
 _BINARY = ("subtract", "divide", "less", "less_equal", "greater", "greater_equal")
 
-# The derivative of an activation at the second value, times the first one.
+# The first value times the derivative of an activation at the second.
 GRADIENT_OPS = tuple(f"d_{name}" for name in ("relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh"))
 
 OPS = {

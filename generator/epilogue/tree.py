@@ -1,6 +1,6 @@
-"""EpilogueVisitorTree: a directed acyclic graph over an accumulator, in a form that equal graphs share.
+"""EpilogueVisitorTree: a directed acyclic graph over an accumulator, in a canonical form.
 
-A tree computes, for every element of a result, D and whatever else it stores or reduces from `acc`, which is
+A tree computes, for every element of a result, D and its further outputs and reductions from `acc`, which is
 alpha * A B + beta * C with the scales of A and B. Its values are floats (doubles for f64); only `cast`, stores and the
 result round.
 """
@@ -46,13 +46,13 @@ INPUT_DTYPES = (
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A value. Nodes are compared by identity while a graph is put together; trees compare them by what they compute.
+    """A value. Nodes are compared by identity while a graph is built; trees compare them by the computation.
 
     Attributes:
         op: `acc`, `input`, `constant`, `cast` or a name of OPS.
         inputs: the values that it is computed from.
         attributes: numbers of an op or of a constant; dtype of a cast; name, kind and dtype of an input.
-        label: its name in messages and drawings; no part of the computation.
+        label: its name in messages and drawings; it does not affect the computation.
     """
 
     op: str
@@ -101,12 +101,12 @@ class Output:
 class EpilogueVisitorTree:
     """A graph of values over the accumulator, with the result and the other outputs.
 
-    Two trees are equal when they compute the same from operands of the same names, in whatever order they were put
-    together; then their ids are equal too.
+    Two trees are equal if they compute the same from operands of the same names, in whatever order they were built;
+    their ids are then equal too.
 
     Attributes:
         result: the node of D.
-        result_dtype: the element type that D must have, where the tree decides it.
+        result_dtype: the element type that D must have, if the tree decides it.
         stores: (output, node) of everything else that is written, by name.
         inputs: the operands read, in the order in which kernels take them.
         outputs: the outputs of `stores`, in the same order.
@@ -126,7 +126,7 @@ class EpilogueVisitorTree:
             result: the node of D.
             stores: the other outputs, with their nodes.
             result_dtype: the element type that D must have; None leaves it to the call.
-            canonical: the graph comes from a program, whose order is kept whatever its operands are called.
+            canonical: the graph is that of a program, whose order is kept whatever the names of its operands.
 
         Raises:
             InvalidOperandError: names the node that is wrong, and the cure.
@@ -251,7 +251,7 @@ class EpilogueVisitorTree:
         return self._index[node]
 
     def kind(self, node: Node) -> str:
-        """How a node's value varies over the result: `scalar`, `row`, `column` or `matrix`.
+        """The kind of a node's value over the result: `scalar`, `row`, `column` or `matrix`.
 
         Raises:
             InvalidOperandError: it is no node of this tree.
@@ -328,8 +328,8 @@ class EpilogueVisitorTree:
     def _canonical(self, *, in_order: bool) -> tuple[list[str], dict[Node, int], tuple[Input, ...]]:
         """Lines of the program, the number of each node's value, and the inputs in order.
 
-        Equal values get one number. Operands of commutative operations are sorted by what they compute, not by the
-        names of inputs where that decides, so that names do not decide which kernel is compiled.
+        Equal values get one number. Operands of commutative operations are sorted by their computations, and by
+        names of inputs only where these are equal, so that names do not affect the choice of kernel.
         """
         anonymous: dict[Node, str] = {}
         named: dict[Node, str] = {}
@@ -344,7 +344,7 @@ class EpilogueVisitorTree:
             anonymous[node] = _digest([*shown, *(anonymous[operand] for operand in inputs)])
             named[node] = _digest([*own, *(named[operand] for operand in inputs)])
 
-        # Depth first from the result and then the stores, which gives one order whatever order the nodes were made in.
+        # Depth first from the result and then the stores: an order that is independent of that of the nodes' creation.
         lines: list[str] = []
         number: dict[str, int] = {}
         inputs_found: list[Input] = []
@@ -390,12 +390,12 @@ def _listed(given: Any, name: str, of: str) -> list[Any]:
     expect(given, Iterable, name, f"a sequence {of}")
     try:
         return list(given)
-    except TypeError:  # an array of no dimensions, which says that it can be
+    except TypeError:  # a 0-dimensional array, which claims to be iterable
         raise InvalidOperandError(f"{name} is {shown(given)}; expected a sequence {of}") from None
 
 
 def _checked_stores(stores: Any) -> list[tuple[Output, Node]]:
-    """Pairs of outputs and nodes, each field of its kind, since they are compared from here on."""
+    """Pairs of outputs and nodes, with the types of all fields checked: later code compares them."""
     pairs = _listed(stores, "stores", "of (Output, Node)")
     for pair in pairs:
         if not isinstance(pair, (tuple, list)) or [type(item) for item in pair] != [Output, Node]:
@@ -408,7 +408,7 @@ def _checked_stores(stores: Any) -> list[tuple[Output, Node]]:
 
 
 def _check_graph(roots: Iterable[Any]) -> None:
-    """Refuses anything but a graph of nodes, since nodes are hashed and their fields compared from here on."""
+    """Refuses anything but a graph of nodes: later code hashes nodes and compares their fields."""
     left, seen = list(roots), set()
     while left:
         node = left.pop()
@@ -425,7 +425,7 @@ def _check_graph(roots: Iterable[Any]) -> None:
 
 
 def _topological(roots: Iterable[Node], inputs: Mapping[Node, tuple[Node, ...]] | None = None) -> list[Node]:
-    """Every node once, after those that it is computed from; depth first, without recursion."""
+    """Every node once, after its inputs; depth first, without recursion."""
     order: list[Node] = []
     done: set[Node] = set()
     for root in roots:
@@ -446,7 +446,7 @@ def _topological(roots: Iterable[Node], inputs: Mapping[Node, tuple[Node, ...]] 
 
 
 _ATTRIBUTES = {ACCUMULATOR: 0, "constant": 1, "cast": 1, "input": 3}
-"""How many attributes the nodes have that are no operation."""
+"""The number of attributes of nodes that are no operations."""
 
 
 def _check_node(node: Node) -> None:
@@ -493,7 +493,7 @@ def _check_node(node: Node) -> None:
 
 
 def _attributes(node: Node) -> tuple[str | float, ...]:
-    """The attributes of a node that decide its value: a mask has no element type."""
+    """The attributes of a node that affect its value: a mask has no element type."""
     if node.op == "input" and node.attributes[1] == MASK:
         return (*node.attributes[:2], MASK)
     return node.attributes

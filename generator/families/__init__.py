@@ -1,4 +1,4 @@
-"""The kernel families: one module for each template, with the cells that are made of it."""
+"""The kernel families: one module for each template, with its cells."""
 
 from __future__ import annotations
 

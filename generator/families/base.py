@@ -13,7 +13,7 @@ from ..key import COLUMN, ROW, KernelKey, Triple
 from ..rules import FP8_TYPES, Status, accumulator, epilogue_compute
 
 SMOKE, DEFAULT, FULL, ON_DEMAND = 1, 2, 3, 4
-"""Tiers: the presets, and cells of none, which are compiled at run time."""
+"""Tiers: the presets, and ON_DEMAND for cells of none, which are compiled at run time."""
 
 Cell = tuple[int, KernelKey]
 """The first preset that holds a key, as its tier, and the key."""
@@ -21,24 +21,24 @@ Cell = tuple[int, KernelKey]
 
 @dataclass(frozen=True)
 class Family:
-    """One template and the keys that it is made for.
+    """One template and its keys.
 
     Attributes:
         op: operation of its keys.
         generation: their generation.
-        archs: compile targets that it has cells for.
+        archs: compile targets of its cells.
         template: name of its template, `templates/NAME.cu.in`.
         supports: why a key of this op and generation compiles, or not. The rules of all keys have been checked.
         cells: the cells for one arch.
-        values: the values of the template, beyond those that all templates share.
-        compile_seconds: about how long NVRTC takes for a cell on two cores; benchmarks/jit.py measures it.
+        values: the values for the template, besides those that all templates share.
+        compile_seconds: approximate time of NVRTC for a cell on two cores; benchmarks/jit.py measures it.
         compile_mb: memory that one nvcc process takes (peak resident set, rounded up).
-        mainloops: those that are its own, where the op and generation have several families; of one family alone
-            it is empty: that has all others.
+        mainloops: its mainloops, if the op and generation have several families; empty for the one family that has all
+            other mainloops.
         arguments: the operation whose arguments (kernel_abi.h) its kernels take; empty is its own.
         trees: whether the matrix puts epilogue trees on its cells.
-        waits: whether its kernels start while the launch before still runs, for which they wait (`kDependent`).
-        objection: what keeps a key from compiling with CUTLASS newer than the pinned one: empty, or what that does.
+        waits: whether its kernels start while the preceding launch runs, and wait for it themselves (`kDependent`).
+        objection: why a key does not compile with CUTLASS newer than the pinned one; empty if it does.
     """
 
     op: str
@@ -58,13 +58,13 @@ class Family:
 
 
 def untiled(op: str, arch: SmArch, a: CutlassDtype, d: CutlassDtype, **others: Any) -> KernelKey:
-    """A key of a kernel of ours that goes through elements one by one, in row-major matrices of any alignment.
+    """A key of an elementwise kernel of ours, for row-major matrices of any alignment.
 
     Args:
         op: operation.
         arch: compile target.
-        a: element type that it reads.
-        d: element type that it writes.
+        a: element type of the input.
+        d: element type of the output.
         others: fields that differ.
     """
     fields: dict[str, Any] = {
@@ -93,14 +93,14 @@ def tma_key(
     Args:
         op: operation.
         arch: compile target, whose generation is the kernel's.
-        a: element type of A, and of B where `b` is None.
+        a: element type of A, and of B if `b` is None.
         d: element type of D.
         layouts: of A and B.
-        tile: extents along M and N, and along K where that is not 128 bytes.
-        cluster: thread blocks along M and N, and along K where there is more than one.
+        tile: extents along M and N, and along K unless that is 128 bytes.
+        cluster: thread blocks along M and N, and along K if more than one.
         mainloop: that of the family.
         b: element type of B.
-        others: fields that differ; block scales are floats where they are of no other type.
+        others: fields that differ; block scales are floats unless given otherwise.
     """
     stored = others.get("epilogue_schedule", "tma") == "tma"
     fields: dict[str, Any] = {
@@ -130,11 +130,11 @@ def static_ints(values: Triple) -> str:
 
 
 def epilogue_cpp(key: KernelKey, lanes: str = "AnyLanes") -> dict[str, str]:
-    """`tree`, the definitions that the key's epilogue needs, and `epilogue`, its type.
+    """`tree`, the definitions for the key's epilogue, and `epilogue`, its type.
 
     Args:
         key: of a GEMM.
-        lanes: how the accumulators are spread over a warp, a type of epilogue_tree.h.
+        lanes: the distribution of accumulators over a warp, a type of epilogue_tree.h.
     """
     base, program = split(key.epilogue)
     scaled = "true" if base in (SCALED, SCALED_COMMON, GATED_SCALED) else "false"
@@ -153,17 +153,17 @@ def epilogue_cpp(key: KernelKey, lanes: str = "AnyLanes") -> dict[str, str]:
 
 
 _WIDTHS = (8, 16, 32, 64, 96, 128, 192, 256)
-"""Columns of the WGMMA instructions that CuTe's headers have without those of all other multiples of 8."""
+"""Columns of the WGMMA instructions in CuTe's basic headers; others are in a header with all multiples of 8."""
 
 _OWN_WIDTHS = (48, 80, 112, 144, 160, 176, 208, 224, 240)
-"""Columns of those that `wgmma.h` has, for f16, bf16 and fp8 in shared memory.
+"""Columns of the WGMMA instructions in `wgmma.h`, for f16, bf16 and fp8 in shared memory.
 
-CuTe's others take several times as long to compile.
+CuTe's header with all multiples takes several times as long to compile.
 """
 
 
 def wgmma_instructions(key: KernelKey) -> str:
-    """The include that gives a unit WGMMA instructions as wide as its tile; empty where CuTe has them."""
+    """The include for WGMMA instructions as wide as a key's tile; empty if CuTe's basic headers have them."""
     width = key.tile[1]
     fp8 = key.a is key.b and key.a in FP8_TYPES and (key.layout_a, key.layout_b) == (ROW, COLUMN)
     there = width in _WIDTHS or (width in _OWN_WIDTHS and (key.a.bits == 16 or fp8))

@@ -1,4 +1,4 @@
-"""Casts between element types: helpers of rewrites, on every arch."""
+"""Casts between element types, as auxiliary kernels of rewrites, on every arch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAIRS = (
     *((D.F32, d) for d in (*HALF_TYPES, *FP8_TYPES, D.F32)),
     (D.F64, D.F64),
 )
-"""(from, to); float32 and float64 to themselves add slices up."""
+"""(from, to); float32 and float64 to themselves sum slices."""
 
 
 def supports(key: KernelKey) -> Status:
@@ -30,7 +30,7 @@ def supports(key: KernelKey) -> Status:
 
 
 def values(key: KernelKey) -> dict[str, str]:
-    """The values of the template: the types, and whether the kernel may start beside the launch before."""
+    """The values of the template: the types, and whether the kernel may start while the preceding launch runs."""
     return {"waits": "true" if key.arch.capability >= (9, 0) else "false"}
 
 

@@ -34,7 +34,7 @@ def activation_cpp(key: KernelKey) -> str:
 
 
 def supports_conv(key: KernelKey) -> Status:
-    """Whether a key meets the rules that all families of convolutions share."""
+    """Whether a key meets the common rules of all families of convolutions."""
     base, program = split(key.epilogue)
     if is_gated(key.epilogue):
         return NOT_GATED

@@ -22,7 +22,7 @@ ITERATORS = {
 }
 
 FP8_ARCHS = (SmArch.SM89,)
-"""Where mma.sync multiplies fp8 in its own instruction, of the archs below."""
+"""Those of this family's archs that have an mma.sync instruction for fp8."""
 
 ARCHS = (SmArch.SM80, SmArch.SM86, SmArch.SM89, SmArch.SM90A)
 
@@ -63,7 +63,7 @@ def _supports_depthwise(key: KernelKey) -> Status:
         return no("the 8 warps of a depthwise convolution share a tile that is a multiple of the vectors wide")
     if m % (256 // (n // key.align_a)):
         return no("each thread of a depthwise convolution has the same number of pixels")
-    # Less shared memory than every GPU gives a block by default.
+    # Less shared memory than the default limit of a block on every GPU.
     if 4 * n * max(128, 256 // (n // key.align_a)) > 48 * 1024:
         return no("the filter's taps take more than 48 KiB of shared memory")
     return OK
@@ -236,7 +236,7 @@ def _fprop(arch: SmArch) -> Iterator[Cell]:
 
 
 def _dgrad(arch: SmArch) -> Iterator[Cell]:
-    # Kernels for strides serve strides of one as well, but no dilation.
+    # Kernels for strides also serve strides of one, but no dilation.
     fallback = arch is SmArch.SM90A
 
     def cell(a: D, iterator: str, align: int, shape: Shape, stride_support: str, **more: str) -> KernelKey:
@@ -268,7 +268,7 @@ def _wgrad(arch: SmArch) -> Iterator[Cell]:
     for a in HALF_TYPES:
         if not fallback:
             yield FULL, cell(a, a, "optimized", 8, _LARGE)
-        # Only these split K, which runs over all pixels: partial sums pass through D.
+        # Only these split K, which runs over all pixels: partial sums are stored in D.
         yield FULL, cell(a, D.F32, "optimized", 8, _LARGE)
         yield FULL, cell(a, D.F32, "analytic", 1, _ONE)
         yield FULL, cell(a, a, "optimized", 8, _GROUP, group_mode="single")

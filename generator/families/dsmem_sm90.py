@@ -1,4 +1,4 @@
-"""The parts that families of our own GEMM kernels of the sm90 generation share: keys, and their schedules."""
+"""Common parts of the families of our own sm90 GEMM kernels: keys and schedules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .base import tma_key
 
 
 def supports_schedule(key: KernelKey, kernels: str) -> Status:
-    """Whether a key has the schedule of such kernels: sums are added up through distributed shared memory.
+    """Whether a key has the schedule of these kernels, which add sums up through distributed shared memory.
 
     Args:
         key: the key.
@@ -35,7 +35,7 @@ def cell(
     math: str = "default",
     epilogue: str = LINEAR,
 ) -> KernelKey:
-    """A key of such a kernel, which loads 16 bytes of A and B at once and asks no alignment of D.
+    """A key of such a kernel, which loads 16 bytes of A and B at once, and needs no alignment of D.
 
     Args:
         a: the element type of A and B.

@@ -16,16 +16,16 @@ from .base import DEFAULT, FULL, ON_DEMAND, Cell, Family, epilogue_cpp
 D = CutlassDtype
 
 MOST = 128
-"""Rows or columns of D that a cell serves, and rows of the other operand that a thread block takes at once, at most."""
+"""Most rows or columns of D that a cell serves, and most rows of the other operand in a thread block's tile."""
 
 MOST_BLOCK_SCALED = 32
-"""The same of the former with block scales, which are read by every thread: beyond, other kernels are faster."""
+"""Most rows or columns of D with block scales, which every thread reads: beyond, other kernels are faster."""
 
 RANKS = (1, 2, 4)
-"""Thread blocks of a cluster, which divide K among them or share the few rows."""
+"""Thread blocks of a cluster, which divide K or share the few rows."""
 
 RANKS_OF_ROWS = (1, 2, 4, 8)
-"""The same of kernels of a row-major B."""
+"""Thread blocks of a cluster for a row-major B."""
 
 
 def supports(key: KernelKey) -> Status:
@@ -64,7 +64,7 @@ def widths(key: KernelKey) -> range:
 
 
 def shares(key: KernelKey) -> list[int]:
-    """How many thread blocks of a cluster a launch may have share the few rows (`swizzle` of its arguments)."""
+    """Numbers of thread blocks of a cluster that may share the few rows, chosen at launch (`swizzle`)."""
     return [share for share in RANKS_OF_ROWS if share <= key.cluster[2]]
 
 
@@ -94,16 +94,16 @@ def cells(arch: SmArch) -> Iterator[Cell]:
         return
     for a in HALF_TYPES:
         for ranks in RANKS:
-            # Two thread blocks gain 0.01% beside one and four.
+            # Two thread blocks gain 0.01% over one and four.
             yield DEFAULT if a is D.BF16 else ON_DEMAND if ranks == 2 else FULL, cell(a, ROW + COLUMN, ranks)
-        # On random shapes single thread blocks gain nothing beside these, those of eight 0.3% beside the others.
+        # On random shapes single thread blocks gain nothing over these, those of eight 0.3% over the others.
         for ranks in RANKS_OF_ROWS[1:]:
             yield FULL if ranks < 8 or a is D.BF16 else ON_DEMAND, cell(a, ROW + ROW, ranks)
     for ranks in (1, 4):
         yield FULL, cell(D.F32, ROW + COLUMN, ranks, math="tf32")
     for ranks in (1, 4):
         yield FULL, cell(D.F8E4M3, ROW + COLUMN, ranks, d=D.BF16, epilogue=SCALED)
-    # These serve fast accumulation too: kernels of that gain 0.06%.
+    # These serve fast accumulation too: kernels for that would gain 0.06%.
     yield ON_DEMAND, cell(D.F8E4M3, ROW + COLUMN, 2, d=D.BF16, math="fast", epilogue=SCALED)
     plain = cell(D.F8E4M3, ROW + COLUMN, 4, d=D.BF16, epilogue=SCALED)
     tile = (MOST, MOST_BLOCK_SCALED, plain.tile[2])

@@ -44,7 +44,7 @@ def supports(key: KernelKey) -> Status:
 
 
 def supports_scales(key: KernelKey) -> Status:
-    """Whether the block scales of a key go with its operands and tile."""
+    """Whether the block scales of a key match its operands and tile."""
     if key.a is D.F4E2M1:
         return supports_fp4(key)
     if not key.scale_type and key.scale_granularity == (0, 0, 0):
@@ -61,7 +61,7 @@ def supports_scales(key: KernelKey) -> Status:
 
 
 def supports_fp4(key: KernelKey) -> Status:
-    """Whether fp4 operands come with their scales, in the layout and tile that the tensor cores take."""
+    """Whether fp4 operands have scales, and the layout and tile that the tensor cores support."""
     if FP4_SCALES.get(key.scale_type) != key.scale_granularity:
         return no("fp4 is multiplied with block scales: ue4m3 for 16 elements along K (nvfp4) or ue8m0 for 32 (mxfp4)")
     if (key.layout_a, key.layout_b) != (ROW, COLUMN):
@@ -76,7 +76,7 @@ def supports_fp4(key: KernelKey) -> Status:
 
 
 def supports_umma(key: KernelKey, schedulers: tuple[str, ...] = ("persistent", "streamk")) -> Status:
-    """Whether tile, cluster, schedules and alignments meet the rules that all families over UMMA share."""
+    """Whether tile, cluster, schedules and alignments meet the common rules of all families over UMMA."""
     if key.mainloop not in ("1sm", "2sm"):
         return no(f"sm100 mainloops are 1sm and 2sm (one MMA over one or two thread blocks), not {key.mainloop!r}")
     if key.epilogue_schedule not in ("tma", "nosmem"):
@@ -94,7 +94,7 @@ def supports_umma(key: KernelKey, schedulers: tuple[str, ...] = ("persistent", "
     if m not in rows or n not in (64, 128, 192, 256):
         return no(f"{key.mainloop} tiles are {rows[0]} or {rows[1]} along M and 64, 128, 192 or 256 along N")
     if key.epilogue != LINEAR and m // (2 if pair else 1) < 128:
-        # Threads that have no row of such a tile would be seen by amax and other reductions.
+        # amax and other reductions would include threads without a row of such a tile.
         return no("scaled epilogues and trees need tiles of 128 rows in each thread block")
     if k * key.a.bits != 1024:
         return no("the K tile is 128 bytes, the widest swizzle")

@@ -26,7 +26,7 @@ from .base import DEFAULT, FULL, ON_DEMAND, SMOKE, Cell, Family, epilogue_cpp, n
 D = CutlassDtype
 
 FP8_ARCHS = (SmArch.SM89, SmArch.SM90A, SmArch.SM100, SmArch.SM120)
-"""Where mma.sync multiplies fp8: from sm_89 on. On sm_90a and sm_100a the assembler makes f16 instructions of it."""
+"""Archs with mma.sync of fp8: from sm_89 on. On sm_90a and sm_100a it is assembled to f16 instructions."""
 
 
 def supports(key: KernelKey) -> Status:
@@ -58,7 +58,7 @@ def supports(key: KernelKey) -> Status:
 
 
 def _supports_vectors(key: KernelKey) -> Status:
-    """Whether the mainloop over FFMA that reads vectors has such tiles (mainloop_simt.h)."""
+    """Whether the FFMA mainloop with vector loads supports the key's tile (mainloop_simt.h)."""
     if (key.a, key.align_a, key.align_b) != (D.F32, 4, 4):
         return no("SIMT kernels load single elements, or vectors of four f32")
     if key.arch is not SmArch.SM90A or key.epilogue != LINEAR:
@@ -106,7 +106,7 @@ def _math_operator(key: KernelKey) -> str:
         return "OpMultiplyAddFastF32"
     if key.math == "fast":
         return "OpMultiplyAddFastAccum"
-    # CUTLASS has the 16x8x32 integer instruction in its saturating form only.
+    # CUTLASS has only the saturating form of the 16x8x32 integer instruction.
     return "OpMultiplyAddSaturate" if key.acc is CutlassDtype.I32 else "OpMultiplyAdd"
 
 
@@ -153,7 +153,7 @@ def _gemm_sm80(
 
 def cells(arch: SmArch) -> Iterator[Cell]:
     """The cells for one arch."""
-    # Where TMA kernels serve every aligned operand, the sm80 generation serves only the others.
+    # If TMA kernels serve every aligned operand, the sm80 generation serves only the others.
     fallback = arch in (SmArch.SM90A, SmArch.SM100)
     yield from _half_cells(arch, fallback)
     yield from _single_cells(arch, fallback)

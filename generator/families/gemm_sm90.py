@@ -138,18 +138,18 @@ def _supports_fitted(key: KernelKey) -> Status:
 
 
 def widths(key: KernelKey) -> range:
-    """The columns of a tile that a launch may choose (`width` of its arguments); of other kernels none."""
+    """The columns of a tile that a launch may choose (`width` of its arguments); empty for other kernels."""
     n = key.tile[1]
     return range(n // 4, n + 1, 16) if key.scheduler == "fitted" else range(0)
 
 
 def of_width(key: KernelKey, width: int) -> KernelKey:
-    """The kernel with tiles of one width alone."""
+    """The key of the kernel with tiles of a single width."""
     return dataclasses.replace(key, tile=(key.tile[0], width, key.tile[2]), scheduler="persistent")
 
 
 def is_for_tables(key: KernelKey) -> bool:
-    """Whether a kernel is only built ahead, since it takes over 6 s to compile and others serve what it serves."""
+    """Whether a kernel is only built ahead of time: it takes over 6 s to compile, and others serve its problems."""
     return bool(widths(key)) or (_reads_registers(key) and not _has_own_mainloop(key))
 
 
@@ -159,7 +159,7 @@ def _reads_registers(key: KernelKey) -> bool:
 
 
 def _has_own_mainloop(key: KernelKey) -> bool:
-    """Whether such a kernel has the mainloop of mainloop_register.h: of 256 columns CUTLASS's is a quarter faster."""
+    """Whether such a kernel has the mainloop of mainloop_register.h: for 256 columns CUTLASS's is a quarter faster."""
     return key.tile[1] < 256
 
 
@@ -291,7 +291,7 @@ _FITTED_BF16_TILES = (
     ((192, 128), (4, 2)),
     ((256, 192), (1, 2)),
 )
-"""Those that f16 has on demand alone: worth least beside the others."""
+"""Those that f16 has on demand only: they gain least over the others."""
 
 # Tiles of float32 results, by the layouts: slices of K, which another kernel adds up.
 _DIVIDED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...]] = {
@@ -380,7 +380,7 @@ def cells(arch: SmArch) -> Iterator[Cell]:
     for layouts, tiles in _TURNED_TF32_TILES.items():
         for turned in tiles:
             yield FULL, _gemm_sm90(D.F32, D.F32, layouts, *turned, math="tf32", layout_d=COLUMN)
-    # Other layouts of these types, and of fp8, are copied first (family `transpose`).
+    # Operands in other layouts of these types, and of fp8, are copied first (family `transpose`).
     yield (
         ON_DEMAND,
         _gemm_sm90(D.F32, D.F32, "rr", (128, 128), (2, 1), "cooperative", math="tf32", epilogue_schedule="nosmem"),
@@ -463,19 +463,19 @@ def _fp8_cells() -> Iterator[Cell]:
                 scheduler="fitted",
             )  # fmt: skip
     # At run time kernels of one width are compiled; those of D serve epilogue trees, which D^T has none of.
-    for tile in (wide, ((128, 192), (2, 1), "cooperative")):
-        yield ON_DEMAND, _gemm_sm90(e4m3, D.BF16, "rc", *tile, epilogue="scaled")
+    for tiling in (wide, ((128, 192), (2, 1), "cooperative")):
+        yield ON_DEMAND, _gemm_sm90(e4m3, D.BF16, "rc", *tiling, epilogue="scaled")
     yield ON_DEMAND, _gemm_sm90(e4m3, D.BF16, "rc", (128, 128), (2, 1), "pingpong", math="fast", epilogue="scaled")
     for tile_n in (64, 128):
         yield ON_DEMAND, _gemm_sm90(e4m3, D.BF16, "rc", (64, tile_n), (1, 1), "pingpong", epilogue="scaled")
-    for math, tiles in _TURNED_FP8_TILES.items():
-        for tile in tiles:
-            yield ON_DEMAND, _gemm_sm90(e4m3, D.BF16, "rc", *tile, math=math, epilogue="scaled", layout_d=COLUMN)
+    for math, tilings in _TURNED_FP8_TILES.items():
+        for tiling in tilings:
+            yield ON_DEMAND, _gemm_sm90(e4m3, D.BF16, "rc", *tiling, math=math, epilogue="scaled", layout_d=COLUMN)
     yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *full, epilogue="scaled", epilogue_schedule="nosmem")
     for d in (D.F16, D.F32):
         yield FULL, _gemm_sm90(e4m3, d, "rc", *full, scale_granularity=BLOCKWISE)
-    for tile in (wide, ((64, 128), (1, 1), "pingpong")):
-        yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *tile, scale_granularity=BLOCKWISE)
+    for tiling in (wide, ((64, 128), (1, 1), "pingpong")):
+        yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *tiling, scale_granularity=BLOCKWISE)
     yield FULL, _gemm_sm90(e4m3, e4m3, "rc", *full, epilogue="scaled", scale_granularity=BLOCKWISE)
 
 

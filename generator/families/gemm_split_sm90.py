@@ -1,4 +1,4 @@
-"""Dense GEMM of the sm90 generation whose thread blocks share out K: kernels of our own over CuTe's TMA and WGMMA."""
+"""Dense GEMM of the sm90 generation whose thread blocks divide K: kernels of our own over CuTe's TMA and WGMMA."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .base import FULL, ON_DEMAND, Cell, Family
 D = CutlassDtype
 
 ROWS = 128
-"""Of the tallest tile."""
+"""Rows of the tallest tile."""
 
 WIDEST = {(2, 1): 256, (4, 1): 256, (1, 4): 128, (2, 2): 128}
-"""Columns of the widest tile, by the thread blocks of a cluster along M or N and along K: the sums of several along K
-take shared memory."""
+"""Columns of the widest tile, by the thread blocks of a cluster along M or N and along K: several along K need
+shared memory for their sums."""
 
 CLUSTERS = ((1, 4),)
-"""The clusters of the cells; the performance log has the gains of the others too."""
+"""The clusters of the cells; the performance log has the gains of others."""
 
 
 def supports(key: KernelKey) -> Status:
@@ -63,7 +63,7 @@ def cells(arch: SmArch) -> Iterator[Cell]:
     for a in HALF_TYPES:
         for layouts in COMMON_LAYOUTS:
             for pair, ranks in CLUSTERS:
-                # Slices of K side by side are faster but where D's rows are not aligned, or there are batches.
+                # Slices of K side by side are faster unless D's rows are not aligned, or there are batches.
                 yield FULL if a is D.BF16 else ON_DEMAND, cell(a, layouts, pair, ranks)
 
 

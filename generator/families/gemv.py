@@ -21,11 +21,11 @@ OP = "gemv"
 TYPES = (*HALF_TYPES, D.F32)
 
 THREADS = 256
-"""Of a thread block."""
+"""Threads of a thread block."""
 
 
 def _tile(layout: str, align: int) -> Triple:
-    """Columns of D that a thread block has at most, and elements of K that it reads of each in a step."""
+    """The most columns of D in a thread block, and the elements of K that it reads of each per step."""
     columns = 64 if layout == COLUMN else 8 * align if align > 1 else 32
     vectors = columns if layout == COLUMN else columns // align
     return (1, columns, THREADS // vectors * (align if layout == COLUMN else 1))

@@ -1,6 +1,6 @@
 """Grouped GEMM of the sm100 generation: CUTLASS 3.x pointer-array kernels over TMA and UMMA.
 
-The layouts have the bounds of sm_90a: see grouped_sm90.
+The layouts are limited as on sm_90a: see grouped_sm90.
 """
 
 from __future__ import annotations

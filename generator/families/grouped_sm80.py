@@ -1,11 +1,11 @@
 """Grouped GEMM of the sm80 generation: CUTLASS 2.x grouped kernels over mma.sync.
 
-They serve the archs before sm_90a, and there operands aligned to less than 16 bytes, which TMA cannot load. Loads are
+They serve the archs before sm_90a, and on it operands aligned to less than 16 bytes, which TMA cannot load. Loads are
 as wide as the alignment, and a group may begin or end anywhere along the rows of A (contiguous) or along K: an operand
 that is contiguous in that direction needs the cells of alignment 1.
 
-The epilogue, which CUTLASS tells no group's number, is alpha * AB + beta * C or an activation of it. A bias comes in
-the place of C, as a matrix whose rows share one address.
+The epilogue, to which CUTLASS does not pass the group's number, is alpha * AB + beta * C or an activation of it. A bias
+takes the place of C, as a matrix whose rows share one address.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Grouped GEMM of the sm90 generation: CUTLASS 3.x pointer-array kernels over TMA and WGMMA.
 
-One kernel serves contiguous, masked and K-grouped operands and lists; which it is, is a matter of its arguments. TMA
-reads from addresses aligned to 16 bytes, which bounds the layouts:
+One kernel serves contiguous, masked and K-grouped operands and lists, selected by its arguments. TMA
+reads from addresses aligned to 16 bytes, which limits the layouts:
 
 - contiguous (groups of rows): A is row-major; groups may have any number of rows.
 - along K: with A column-major and B row-major (`cr`, the weight gradient of row-major activations) groups may have any
@@ -75,7 +75,7 @@ def supports(key: KernelKey) -> Status:
         return no(f"{key.mainloop} tiles are multiples of {64 * groups} along M and of 8 up to 256 along N")
     if k * key.a.bits != 1024:
         return no("the K tile is 128 bytes, the widest swizzle")
-    # As for dense GEMM: full accumulation of fp8, and block scales, have the accumulators twice.
+    # As for dense GEMM: full accumulation of fp8, and block scales, need two sets of accumulators.
     copies = 2 if key.a in FP8_TYPES and key.math == "default" else 1
     if copies * m * n // (128 * groups) > 128:
         return no("the accumulators would spill: at most 128 registers a thread")

@@ -1,4 +1,4 @@
-"""Quantization and its inverse: helpers of whoever multiplies narrow types, on every arch."""
+"""Quantization and its inverse, for products of narrow types, on every arch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORMS: dict[str, tuple[str, tuple[int, int]]] = {
 """Forms of scales by name -> the kernel's form, and rows and columns that share a scale (0: all of them)."""
 
 SCALE_TYPES = {"nvfp4": ScaleType.UE4M3, "mxfp4": ScaleType.UE8M0}
-"""Of forms whose scales are not float."""
+"""The types of scales that are not float, by form."""
 
 
 def scale_type(form: str) -> ScaleType:
@@ -43,7 +43,7 @@ def quantize(arch: SmArch, a: D, d: D, form: str) -> KernelKey:
 
 
 def dequantize(arch: SmArch, a: D, d: D, scales: ScaleType) -> KernelKey:
-    """The key that multiplies `a` with its scales, to `d`; the blocks are a matter of its arguments."""
+    """The key that multiplies `a` with its scales, to `d`; the arguments give the blocks."""
     return untiled("dequantize", arch, a, d, scale_type=scales.value)
 
 

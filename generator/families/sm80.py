@@ -1,4 +1,4 @@
-"""The rules of all kernels of CUTLASS 2.x, whose mainloops are those of the sm80 generation."""
+"""The common rules of all kernels of CUTLASS 2.x, whose mainloops are those of the sm80 generation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ..rules import OK, Status, no
 
 
 def supports_mainloop(key: KernelKey) -> Status:
-    """Whether a mainloop has the stages and the alignments of a key."""
+    """Whether a mainloop supports the stages and the alignments of a key."""
     if key.mainloop not in ("multistage", "twostage"):
         return no(f"sm80 mainloops are multistage and twostage, not {key.mainloop!r}")
     if key.mainloop == "twostage" and key.stages != 2:
@@ -23,7 +23,7 @@ def supports_mainloop(key: KernelKey) -> Status:
 
 
 def supports_scheduler(key: KernelKey) -> Status:
-    """Whether a key has what there is to choose of schedulers and clusters."""
+    """Whether a key has a supported scheduler and cluster."""
     if key.scheduler != "identity" or key.epilogue_schedule or key.cluster != (1, 1, 1):
         return no("the sm80 generation has the identity scheduler, no epilogue schedule and no clusters")
     return OK

@@ -1,4 +1,4 @@
-"""Transposed copies of matrices: helpers of rewrites, for kernels that read operands in one layout alone."""
+"""Transposed copies of matrices, as auxiliary kernels of rewrites for kernels that read only one layout."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ D = CutlassDtype
 OP = "transpose"
 
 SQUARE_BYTES = 4
-"""Of the elements along one side of the squares that a thread turns: what results are aligned to."""
+"""Bytes along one side of the squares that a thread transposes, to which results are aligned."""
 
 
 def standing_for(dtype: D) -> D:
-    """The type of as many bits that a kernel names: elements are copied as they are."""
+    """The type of equal size in a kernel's key: elements are copied bitwise."""
     return {8: D.I8, 16: D.BF16, 32: D.F32}[dtype.bits]
 
 
@@ -29,7 +29,7 @@ def alignment(dtype: D) -> int:
 
 
 def transpose(arch: SmArch, a: D) -> KernelKey:
-    """A key of this family: of matrices of `a`, or of any type of as many bits."""
+    """A key of this family, for matrices of `a` or of any type of equal size."""
     a = standing_for(a)
     square = SQUARE_BYTES * 8 // a.bits
     return untiled(OP, arch, a, a, layout_d=COLUMN, align_a=alignment(a), align_d=square)
@@ -48,7 +48,7 @@ def values(_: KernelKey) -> dict[str, str]:
 
 
 def cells(arch: SmArch) -> Iterator[Cell]:
-    """The cells for one arch: where TMA and WGMMA read operands as they like them alone."""
+    """The cells for one arch: those on which TMA and WGMMA need certain layouts."""
     if arch is SmArch.SM90A:
         for a in (D.I8, D.BF16, D.F32):
             yield FULL, transpose(arch, a)

@@ -164,8 +164,8 @@ def case_the_environment_decides_where_a_call_says_nothing() -> None:
 
 def case_results_that_are_reduced_are_refused() -> None:
     a, b = operand("e4m3", 64, 128), operand("e4m3", 128, 256, columns=True)
-    one = operand("f32", 1)
-    refused("amax cannot be batch-invariant", lambda: ac.gemm(a, b, amax=one, batch_invariant=True))
+    amax = operand("f32", 1)
+    refused("amax cannot be batch-invariant", lambda: ac.gemm(a, b, amax=amax, batch_invariant=True))
     x, y = operand("bf16", 64, 128), operand("bf16", 128, 256)
     for function in (epilogue.row_sum, epilogue.column_sum, epilogue.column_amax):
         refused(

@@ -117,7 +117,7 @@ def frameworks(function: Callable[..., Any], arrays: Sequence[tuple[str, tuple[i
     """Asserts that plans are kept for arrays of every framework, with `out_dtype` too."""
     named = {dtype for dtype, *_ in arrays} <= set(_TYPESTRS)
     for make in (operand, foreign, tensor, *([cuda_array] if named else [])):
-        kept(*(lambda make=make: function(*(make(*one) for one in arrays), **options) for _ in range(3)))
+        kept(*(lambda make=make: function(*(make(*array) for array in arrays), **options) for _ in range(3)))
 
 
 def case_a_call_returns_its_own_out() -> None:
@@ -187,7 +187,7 @@ def case_gated_gemm() -> None:
     scalars(lambda **more: ac.gated_gemm(a, b, **more), out=out)
     scalars(lambda **more: ac.gated_gemm(a, b, **more))
     shapes = [("bf16", (64, 128)), ("bf16", (128, 256))]
-    frameworks(ac.gated_gemm, [(one, *two) for one, two in shapes])
+    frameworks(ac.gated_gemm, [(first, *two) for first, two in shapes])
     kept(lambda: ac.gated_gemm(a, b, out=out, out_dtype=D.BF16), lambda: ac.gated_gemm(a, b, out=out, out_dtype=D.BF16))
     refused(ac.InvalidOperandError, "fast_accum", lambda: ac.gated_gemm(a, b, out=out, fast_accum=1))
 

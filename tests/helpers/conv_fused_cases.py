@@ -99,8 +99,8 @@ def wanted(request: Any, given: dict[str, Array], alpha: float, beta: float) -> 
 
 
 def assert_written(request: Any, given: dict[str, Array], values: dict[str, Array]) -> None:
-    for name, one in values.items():
-        np.testing.assert_array_equal(nhwc(request, given[name]), one, err_msg=name)
+    for name, value in values.items():
+        np.testing.assert_array_equal(nhwc(request, given[name]), value, err_msg=name)
 
 
 def requests(shape: ac.ConvShape = SHAPE) -> list[Any]:
@@ -273,7 +273,7 @@ def case_host_arrays() -> None:
         assert_written(request, given, {"out": values["out"]})
 
 
-def case_trials_and_actors() -> None:
+def case_runs_and_actors() -> None:
     actor = ac.CutlassActor(16)
     for request in requests():
         result = verify.run(request)

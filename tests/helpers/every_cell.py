@@ -71,8 +71,8 @@ def epilogues(key: KernelKey) -> list[str]:
     if key.op == "gemm" and base == SCALED:
         # Without arrays of scales, as factors of the tree have their places.
         factors = (common.scaled(column=False), common.scaled(column=True), common.narrowed(), common.quantize())
-        return [*(common.on(base, one) for one in found), *factors, *map(_with_all_factors, activations)]
-    return [common.on(base, one) for one in found]
+        return [*(common.on(base, epilogue) for epilogue in found), *factors, *map(_with_all_factors, activations)]
+    return [common.on(base, epilogue) for epilogue in found]
 
 
 def _with_all_factors(activation: str) -> str:
@@ -198,10 +198,10 @@ def _geometries(key: KernelKey) -> Iterator[ConvGeometry]:
         for groups in {"": (1,), "depthwise": (c,)}.get(key.group_mode, (4, 2)):
             wide = c if key.group_mode == "depthwise" else groups * k
             for taps in (3, 5):
-                for one in how:
+                for geometry in how:
                     x, w = (2, 13, 11, c * (groups if groups != c or groups == 1 else 1)), (wide, taps, taps)
                     channels = x[3] // groups
-                    yield conv_geometry(x, (*w, channels), groups=groups, **one)
+                    yield conv_geometry(x, (*w, channels), groups=groups, **geometry)
 
 
 def _conv_problem(key: KernelKey, g: ConvGeometry) -> ConvProblem:

@@ -670,9 +670,9 @@ def body_of(program: str, d: D, fresh: int) -> str:
                 lines.append(f"store_bit(e, {written}, v{words[0]} != 0, {fresh});")
             else:
                 of, size = _C_TYPES[dtype], {"float": 4, "double": 8}[_C_TYPES[dtype]]
-                one, value = f"*({of}*)at(e, {written}, e->j, {size})", f"({of})v{words[0]}"
-                greater = f"if (op_absolute({value}) > {one}) {one} = ({of})op_absolute({value});"
-                lines.append({"": f"{one} = {value};", "sum": f"{one} += {value};", "amax": greater}[reduction])
+                target, value = f"*({of}*)at(e, {written}, e->j, {size})", f"({of})v{words[0]}"
+                greater = f"if (op_absolute({value}) > {target}) {target} = ({of})op_absolute({value});"
+                lines.append({"": f"{target} = {value};", "sum": f"{target} += {value};", "amax": greater}[reduction])
             written += 1
         else:
             made = f"op_{op}({', '.join(f'v{word}' for word in words)})"

@@ -112,7 +112,7 @@ def refused(error: type[Exception], says: str, call: Callable[[], Any]) -> None:
     assert launches() == before
 
 
-def agrees(got: Any, want: Values) -> None:
+def assert_equal(got: Any, want: Values) -> None:
     found = operands.download(got) if isinstance(got, _core.Operand) else got
     np.testing.assert_array_equal(
         found.astype(np.float32), want.astype(np.float32).astype(found.dtype).astype(np.float32)
@@ -138,7 +138,7 @@ def case_a_plan_of_a_request_launches() -> None:
         assert made.key == request.plan_key()
         out = aligned(np.zeros((m, n), ml_dtypes.bfloat16))
         made(a, transposed(b), sa, sb, operand(out))
-        agrees(out, 0.5 * wide_x @ wide_w.T)
+        assert_equal(out, 0.5 * wide_x @ wide_w.T)
         args = last_args()
         assert (args.m, args.n, args.k, args.batch) == (m, n, k, 1)
         assert (args.lda, args.ldb, args.ldd) == (k, k, n)
@@ -161,13 +161,13 @@ def case_gpu_arrays() -> None:
                     a, transposed(b), operand(c), scale_a=sa, scale_b=sb, alpha=alpha, beta=3.0, out=operand(out)
                 )
                 assert operands.as_operand(got).pointer == out.ctypes.data
-                agrees(out, alpha * (wide_x @ wide_w.T) + 3 * c)
+                assert_equal(out, alpha * (wide_x @ wide_w.T) + 3 * c)
                 args = last_args()
                 assert (args.lda, args.ldb, args.ldc, args.ldd) == (96 + 64, 96 + 32, 40, 48)
                 assert (args.scale_a, args.scale_b) == (sa.pointer, sb.pointer)
             got = ac.gemm(a, transposed(b), scale_a=sa, scale_b=sb)
             assert got.dtype == (4, 16)
-            agrees(got, wide_x @ wide_w.T)
+            assert_equal(got, wide_x @ wide_w.T)
 
 
 def case_a_column_major_result_is_computed_as_its_transpose() -> None:
@@ -175,7 +175,7 @@ def case_a_column_major_result_is_computed_as_its_transpose() -> None:
     (a, sa), (b, sb) = on_gpu(x, xs), on_gpu(w, ws)
     out = aligned(np.zeros((130, 48), np.float32)).T
     ac.gemm(a, transposed(b), scale_a=sa, scale_b=sb, out=operand(out))
-    agrees(out, wide_x @ wide_w.T)
+    assert_equal(out, wide_x @ wide_w.T)
     args = last_args()
     assert (args.m, args.n, args.a, args.scale_a) == (130, 48, b.pointer, sb.pointer)
 
@@ -183,9 +183,9 @@ def case_a_column_major_result_is_computed_as_its_transpose() -> None:
 def case_one_row() -> None:
     (x, xs, wide_x), (w, ws, wide_w) = quantized(1, 64, "nvfp4"), quantized(16, 64, "nvfp4")
     (a, sa), (b, sb) = on_gpu(x, xs), on_gpu(w, ws)
-    agrees(ac.gemm(a, transposed(b), scale_a=sa, scale_b=sb), wide_x @ wide_w.T)
+    assert_equal(ac.gemm(a, transposed(b), scale_a=sa, scale_b=sb), wide_x @ wide_w.T)
     column = operand(aligned(np.zeros((1, 16), np.float32)).T)
-    agrees(ac.gemm(b, transposed(a), scale_a=sb, scale_b=sa, out=column), wide_w @ wide_x.T)
+    assert_equal(ac.gemm(b, transposed(a), scale_a=sb, scale_b=sa, out=column), wide_w @ wide_x.T)
 
 
 def case_plans_are_kept() -> None:
@@ -194,7 +194,7 @@ def case_plans_are_kept() -> None:
     for _ in range(3):
         (x, xs, wide_x), (w, ws, wide_w) = quantized(32, 64, "nvfp4"), quantized(16, 64, "nvfp4")
         (a, sa), (b, sb) = on_gpu(x, xs), on_gpu(w, ws)
-        agrees(ac.gemm(a, transposed(b), scale_a=sa, scale_b=sb, out=out), wide_x @ wide_w.T)
+        assert_equal(ac.gemm(a, transposed(b), scale_a=sa, scale_b=sb, out=out), wide_x @ wide_w.T)
     assert len(kept_plans) == 1
 
 
@@ -209,13 +209,13 @@ def case_host_arrays() -> None:
         )
         before = launches()
         got = ac.gemm(a.values, b.values, scale_a=a.scale, scale_b=b.scale, alpha=2.0, out_dtype=F32)
-        agrees(got, want)
+        assert_equal(got, want)
         q, p = (
             ac.quantize(x, scaling=scaling, backend="reference"),
             ac.quantize(w.T, scaling=scaling, backend="reference"),
         )
         got = ac.gemm(q.values, p.values.T, scale_a=q.scales, scale_b=p.scales, alpha=2.0, out_dtype=F32)
-        agrees(got, want)
+        assert_equal(got, want)
         assert launches() == before + 2
 
 
@@ -227,13 +227,13 @@ def case_batches() -> None:
             (a, sa), (b, sb) = on_gpu(x, xs), on_gpu(w, ws)
             before = launches()
             got = ac.gemm(a, transposed(b), scale_a=sa, scale_b=sb)
-            agrees(got, wide_x @ wide_w.swapaxes(-1, -2))
+            assert_equal(got, wide_x @ wide_w.swapaxes(-1, -2))
             assert launches() == before + 6
         values, plain, _ = quantized(32, 64, scaling)
         shared = np.broadcast_to(values, (4, 32, 64))
         (a, sa), (b, sb) = on_gpu(shared, plain), on_gpu(w, ws)  # scales of all batches
         wide = quantization.dequantize_fp4(quantization.BlockScaled(values, plain)).astype(np.float64)
-        agrees(ac.gemm(a, transposed(b), scale_a=sa, scale_b=sb), np.broadcast_to(wide @ wide_w.T, (4, 32, 16)))
+        assert_equal(ac.gemm(a, transposed(b), scale_a=sa, scale_b=sb), np.broadcast_to(wide @ wide_w.T, (4, 32, 16)))
         request = ac.GemmRequest(ac.GemmShape(32, 16, 64, 3), dtype=FP4, scaling=scaling, layout_b=COLUMNS)
         assert verify.run(request).ok
 
@@ -244,7 +244,7 @@ def case_the_reference_takes_gpu_arrays() -> None:
         (a, sa), (b, sb) = on_gpu(x, xs), on_gpu(w, ws)
         before = launches()
         got = ac.gemm(a, transposed(b), scale_a=sa, scale_b=sb, out_dtype=F32, backend="reference")
-        agrees(got, wide_x @ wide_w.T)
+        assert_equal(got, wide_x @ wide_w.T)
         assert launches() == before
 
 
@@ -270,7 +270,7 @@ def case_an_actor_multiplies() -> None:
             sa, sb = recast(sa, (1, 8)), recast(sb, (1, 8))
         request = ac.GemmRequest(ac.GemmShape(32, 16, 64), dtype=FP4, scaling=scaling, layout_b=COLUMNS)
         actor = ac.CutlassActor(2)
-        agrees(actor.handle(ac.CutlassMsg.Gemm(request, (a, transposed(b), sa, sb))), wide_x @ wide_w.T)
+        assert_equal(actor.handle(ac.CutlassMsg.Gemm(request, (a, transposed(b), sa, sb))), wide_x @ wide_w.T)
         refused(
             ac.InvalidOperandError,
             "scale_a is",

@@ -283,8 +283,8 @@ def case_threads_and_processes_record_in_one_file() -> None:
             if pid == 0:
                 status = 1
                 try:
-                    for one in range(4):
-                        recording.Recording(path).note([(key, {"m": 1000 + 10 * child + one, "n": 1, "k": 1})])
+                    for number in range(4):
+                        recording.Recording(path).note([(key, {"m": 1000 + 10 * child + number, "n": 1, "k": 1})])
                     status = 0
                 finally:
                     os._exit(status)

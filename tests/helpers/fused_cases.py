@@ -310,14 +310,14 @@ REQUESTS = (
 )
 
 
-def case_trials_are_right() -> None:
+def case_runs_are_verified() -> None:
     for request in REQUESTS:
         result = verify.run(request)
         assert (result.backend, result.ok, result.launches > 0) == ("prebuilt", True, True), result
         assert result.kernel == ac.plan(request).kernel_name
 
 
-def case_trials_count_what_is_wrong() -> None:
+def case_runs_count_mismatches() -> None:
     def run(request: ac.GemmRequest, spoil: Callable[[dict[str, Any]], None]) -> int:
         written = probe._written
 

@@ -352,7 +352,7 @@ class Call:
     def parameters(self) -> list[str]:
         """Names of the arguments that can be spoiled."""
         every = inspect.signature(self.function).parameters.values()
-        named = [one.name for one in every if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+        named = [each.name for each in every if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
         return [name for name in (*named, *self.more) if name not in self.leave]
 
     def run(self, spoiled: Mapping[str, Any]) -> None:
@@ -529,7 +529,7 @@ def _scalar_calls() -> Iterable[Call]:
     matrices: Arguments = {"a": random(4, 8), "b": random(8, 4)}
     fp8 = {name: array.astype(ml_dtypes.float8_e4m3fn) for name, array in matrices.items()}
     small = {name: array.astype(np.int8) for name, array in matrices.items()}
-    one = np.ones(1, np.float32)
+    unit = np.ones(1, np.float32)
     base: list[Arguments] = [
         matrices,
         {**matrices, "c": random(4, 4), "beta": 0.5, "out": random(4, 4), "precision": "tf32"},
@@ -541,16 +541,16 @@ def _scalar_calls() -> Iterable[Call]:
             "row": random(4),
             "slope": 2,
         },
-        {**fp8, "scale_a": one, "scale_b": one, "scale_d": one, "amax": one.copy(), "fast_accum": True},
+        {**fp8, "scale_a": unit, "scale_b": unit, "scale_d": unit, "amax": unit.copy(), "fast_accum": True},
         {**small, "alpha": 2},
     ]
     for given, backend in itertools.product(base, ("reference", "auto", "prebuilt")):
         whole = {**given, "backend": backend}
         yield Call("gemm", ac.gemm, lambda whole=whole: whole, more=("row",))
     yield Call("gemm", ac.gemm, lambda: {**fp4(), "backend": "reference"})
-    for given in (matrices, fp8 | {"scale_a": one, "scale_b": one, "scale_d": one}):
-        half = {name: one.astype(np.float16) if one.dtype == np.float32 and one.ndim == 2 else one
-                for name, one in given.items()}  # fmt: skip
+    for given in (matrices, fp8 | {"scale_a": unit, "scale_b": unit, "scale_d": unit}):
+        half = {name: value.astype(np.float16) if value.dtype == np.float32 and value.ndim == 2 else value
+                for name, value in given.items()}  # fmt: skip
         yield Call("gated_gemm", ac.gated_gemm, lambda half=half: {**half, "backend": "reference"})
     vectors: Arguments = {"a": random(6, 8), "x": random(8), "c": random(6), "beta": 1.0, "bias": random(6)}
     scaled: Arguments = {"a": random(2, 6, 8), "x": random(8), "scale_a": 0.5, "scale_d": 2.0}
@@ -631,13 +631,13 @@ def _matmul_calls() -> Iterable[Call]:
     fp8 = {name: random(*shape, dtype=ml_dtypes.float8_e4m3fn) for name, shape in (("a", (8, 4)), ("b", (4, 4)))}
     followed: Arguments = {"c": random(4, 8), "d": random(4, 8), "beta": 1.0, "bias": random(8), "ldd": 8, "lda": 8}
     followed["epilogue"] = ac.MatmulEpilogue.GELU_AUX_BIAS
-    one = np.ones(1, np.float32)
+    unit = np.ones(1, np.float32)
     base: list[Callable[[], Arguments]] = [
         matmul_request,
         lambda: matmul_request(**followed, gelu_aux=random(4, 8), ldaux=8),
         lambda: matmul_request(epilogue=ac.MatmulEpilogue.DRELU_BGRAD, bias=random(8), gelu_aux=random(4, dtype="u1")),
         lambda: matmul_request(epilogue=ac.MatmulEpilogue.BGRADA, bias=random(8), backend="auto"),
-        lambda: matmul_request(**fp8, transa=True, fast_accum=True, scales=ac.ScaleSet(one, one, one, one.copy())),
+        lambda: matmul_request(**fp8, transa=True, fast_accum=True, scales=ac.ScaleSet(unit, unit, unit, unit.copy())),
         lambda: matmul_request(stream=0, reply=Future(), workspace_size=1 << 20, precision="tf32", backend="auto"),
         lambda: matmul_request(out_dtype=D.BF16),
     ]
@@ -759,7 +759,7 @@ def _tree_calls() -> Iterable[Call]:
         "cast": {"dtype": "bf16"},
     }
     for name, given in steps.items():
-        more = tuple(one for one in ("inputs", "slope") if one in given)
+        more = tuple(label for label in ("inputs", "slope") if label in given)
         then = functools.partial(_read, given["name"]) if name in ("input", "constant", "aux_load") else _built
         then = _result_of_node if name == "node" else then
         yield Call(f"EvtBuilder.{name}", _method(ac.EvtBuilder, name), lambda given=given: given, then, more)

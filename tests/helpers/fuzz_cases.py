@@ -36,7 +36,7 @@ LEFT_OUT = {("jit", "str auto"), ("jit", "str_")}
 
 def _on_gpu(value: Any) -> Any:
     """Arrays that kernels may read, in the GPU's memory."""
-    if isinstance(value, (list, tuple)) and value and all(isinstance(one, np.ndarray) for one in value):
+    if isinstance(value, (list, tuple)) and value and all(isinstance(member, np.ndarray) for member in value):
         return type(value)(map(_on_gpu, value))
     if isinstance(value, np.ndarray) and value.dtype in (np.float32, np.float16, np.int32):
         return place(value)
@@ -82,7 +82,7 @@ CALLS = [_moved(call) for call in fuzz_calls.calls() if call.name != "supervise"
 def _check(calls: list[Call], drawn: int = 10**9) -> None:
     """Spoils one argument of calls: each with each value, or so many drawn at random."""
     places = [(call, name, spoil) for call in calls for name in call.parameters for spoil in SPOILS]
-    places = [one for one in places if one[1:] not in LEFT_OUT]
+    places = [spoiled for spoiled in places if spoiled[1:] not in LEFT_OUT]
     chosen = places if drawn >= len(places) else random.Random(0).sample(places, drawn)
     outcomes = ((call.name, name, spoil, fuzz_calls.outcome(call, {name: spoil})) for call, name, spoil in chosen)
     raised = [f"{name} of {function} as {spoil}: {said}" for function, name, spoil, said in outcomes if said]

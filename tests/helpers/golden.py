@@ -110,7 +110,7 @@ def recorded() -> dict[str, list[str]]:
 
 def differences(before: Iterable[str], after: Iterable[str]) -> list[str]:
     """The differences, a text for each case."""
-    old, new = ({(one := json.loads(line))["case"]: one for line in given} for given in (before, after))
+    old, new = ({(case := json.loads(line))["case"]: case for line in given} for given in (before, after))
     told = []
     for name in sorted(old.keys() | new.keys()):
         if name not in old or name not in new:

@@ -514,7 +514,7 @@ def _convolution(draw: Draw, made: Operands, how: Arguments, op: str, arch: SmAr
     if op == "conv2d_dgrad" and stride != 1 and draw.chance(80):
         dilation = 1
     padding = draw.of((0, tap // 2, tap // 2, (1, 0), ((1, 0), (0, 1))))
-    strides, dilations = (one if isinstance(one, tuple) else (one, one) for one in (stride, dilation))
+    strides, dilations = (extent if isinstance(extent, tuple) else (extent, extent) for extent in (stride, dilation))
     pads = padding if isinstance(padding, tuple) else (padding, padding)
     pads = tuple(pad if isinstance(pad, tuple) else (pad, pad) for pad in pads)
     p, q = (
@@ -619,9 +619,9 @@ def _matmul(draw: Draw, name: str, table: str, _arch: SmArch) -> Case:
             made.add("gelu_aux", draw.of(("bf16", wide)), (n, m))
     if dtype == "e4m3" and draw.chance(60):
         scales = Operands(names=made.names)
-        one = scales.add("scale_a", "f32", (1,) if draw.chance(60) else (m,))
+        scale_a = scales.add("scale_a", "f32", (1,) if draw.chance(60) else (m,))
         two = scales.add("scale_b", "f32", (1,))
-        how["scales"] = ac.ScaleSet(one, two)
+        how["scales"] = ac.ScaleSet(scale_a, two)
     if dtype == "f32" and draw.chance(60):
         how["precision"] = draw.of(("ieee", "tf32", "3xtf32"))
     if draw.chance(15):

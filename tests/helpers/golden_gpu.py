@@ -377,7 +377,7 @@ class Gpu:
                 steps.append(" ".join(shown))
             else:
                 to, size, *more = fields
-                more = [address(int(one, 16)) if kind == "copy" else one for one in more]
+                more = [address(int(argument, 16)) if kind == "copy" else argument for argument in more]
                 steps.append(" ".join((kind, address(int(to, 16)), size, *more)))
         return steps
 
@@ -425,9 +425,9 @@ def images(key: KernelKey) -> Images:
 def _shown(result: Any) -> Any:
     """A result as JSON: of an array its element type and shape."""
     if isinstance(result, (list, tuple)):
-        return [_shown(one) for one in result]
+        return [_shown(member) for member in result]
     if isinstance(result, dict):
-        return {name: _shown(one) for name, one in result.items()}
+        return {name: _shown(member) for name, member in result.items()}
     if isinstance(result, Array):
         return result.text
     if isinstance(result, np.ndarray):

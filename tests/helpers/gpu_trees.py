@@ -140,7 +140,7 @@ def call(arrays: Arrays, **changes: Any) -> Any:
     c = arrays["c"] if case.batch_c is not None else None
     how = {"alpha": case.alpha, "beta": case.beta, "precision": case.precision, "out_dtype": case.d}
     given = {**how, **arguments, **changes}
-    return ac.gemm(arrays["a"], arrays["b"], c, **{name: one for name, one in given.items() if one is not None})
+    return ac.gemm(arrays["a"], arrays["b"], c, **{name: array for name, array in given.items() if array is not None})
 
 
 def results_of(case: Case, returned: Any) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def assert_as_unfused(arrays: Arrays) -> None:
     for name, bound in bounds.items():
         got, want = host(arrays[name]), host(unfused[name])
         if kinds.get(name) == MASK:
-            got, want = (np.unpackbits(one, -1, count=case.n, bitorder="little") for one in (got, want))
+            got, want = (np.unpackbits(mask, -1, count=case.n, bitorder="little") for mask in (got, want))
         off = np.abs(to_float64(got) - to_float64(want))
         far = ~(off <= 2.0 * bound)
         assert not far.any(), f"{name}: {int(far.sum())} of {far.size} differ from PyTorch's, by {off[far][:4]}"

@@ -87,11 +87,11 @@ _SCALED = [
 KEYS = [
     key(*way)
     for way in [
-        *((layouts, "-", align, "-", one) for layouts in ("rr", "rc", "cr") for align in (1, 4) for one in "-r"),
+        *((layouts, "-", align, "-", tree) for layouts in ("rr", "rc", "cr") for align in (1, 4) for tree in "-r"),
         *((layouts, kind, 1, "-", "-") for layouts, kind in _SCALED),
         *(
             (layouts, kind, 1, *fused)
-            for layouts, kind in (*((one, "-") for one in ("rr", "rc", "cr")), *_SCALED)
+            for layouts, kind in (*((layouts, "-") for layouts in ("rr", "rc", "cr")), *_SCALED)
             for fused in (("+", "-"), ("+", "r"), ("t", "r"), ("q", "-"), *([("m", "-")] if kind != "b" else []))
         ),
     ]
@@ -138,25 +138,25 @@ def refused(error: type[Exception], says: str, call: Callable[[], Any]) -> None:
 
 def on_gpu(given: Any) -> Any:
     if isinstance(given, (list, tuple)):
-        return type(given)(on_gpu(one) for one in given)
+        return type(given)(on_gpu(array) for array in given)
     return operand(given) if isinstance(given, np.ndarray) else given
 
 
 def agree(a: Any, b: Any, c: Any = None, *, out: Any, **arguments: Any) -> None:
     """The kernel and the reference write the same into `out`, poison included; twice, the second time as kept."""
-    copy = [np.array(one) for one in out] if isinstance(out, list) else np.array(out)
+    copy = [np.array(array) for array in out] if isinstance(out, list) else np.array(out)
     plain = {name: value for name, value in arguments.items() if value is not None}
     want: Any = ac.grouped_gemm(a, b, c, out=copy, backend="reference", **plain)
-    before = [np.array(one) for one in out] if isinstance(out, list) else np.array(out)
+    before = [np.array(array) for array in out] if isinstance(out, list) else np.array(out)
     for _ in range(2):
         target = on_gpu(out)
         given = {name: on_gpu(value) for name, value in plain.items()}
         got = ac.grouped_gemm(on_gpu(a), on_gpu(b), on_gpu(c), out=target, **given)
         assert got is target
-        for one, right, old in zip(*(x if isinstance(x, list) else [x] for x in (out, want, before)), strict=True):
-            np.testing.assert_array_equal(one, right)
-            assert one.base is None or (one.base[..., one.shape[-1] :] == POISON).all()
-            one[...] = old
+        for result, right, old in zip(*(x if isinstance(x, list) else [x] for x in (out, want, before)), strict=True):
+            np.testing.assert_array_equal(result, right)
+            assert result.base is None or (result.base[..., result.shape[-1] :] == POISON).all()
+            result[...] = old
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def case_scales_of_lists() -> None:
     refused(
         ac.UnsupportedError,
         "the members of scale_a have different strides",
-        lambda: ac.grouped_gemm(on_gpu(a), on_gpu(b), **{name: on_gpu(one) for name, one in blocks.items()}),
+        lambda: ac.grouped_gemm(on_gpu(a), on_gpu(b), **{name: on_gpu(block) for name, block in blocks.items()}),
     )
     refused(ac.UnsupportedError, "must be the same", lambda: ac.grouped_gemm(a, b, scale_a=[1.0, 2.0, 3.0]))
 
@@ -342,7 +342,7 @@ def case_bias_and_activation_of_lists() -> None:
             for given in (bias, tuple(bias), *([None] if activation else [])):
                 out = [blank(m, n, pad=2) for m, n, k in shapes]
                 agree(a, b, out=out, bias=given, activation=activation, alpha=0.5)
-    strided = [np.repeat(one, 2)[::2] for one in bias]
+    strided = [np.repeat(row, 2)[::2] for row in bias]
     refused(
         ac.UnsupportedError,
         "the members of bias must be contiguous",
@@ -502,8 +502,8 @@ def case_results_are_made_where_none_is_given() -> None:
     np.testing.assert_array_equal(host, np.concatenate([a[:4] @ b[0], a[4:] @ b[1]]))
     made = ac.grouped_gemm([operand(a), operand(a)], [operand(b[0]), operand(b[1])])
     assert isinstance(made, list)
-    for one, other in zip(made, b, strict=True):
-        np.testing.assert_array_equal(operands.download(one), a @ other)
+    for result, other in zip(made, b, strict=True):
+        np.testing.assert_array_equal(operands.download(result), a @ other)
 
 
 def case_host_operands_are_uploaded() -> None:
@@ -753,13 +753,13 @@ def case_a_request_becomes_a_plan() -> None:
     refused(ac.KernelNotFoundError, "no kernel in the table", lambda: grouped_plan.make(problem, backend="prebuilt"))
     a, b = [matrix(m, k) for m, n, k in shapes], [matrix(k, n) for m, n, k in shapes]
     out = [blank(m, n) for m, n, k in shapes]
-    specs = {name: tuple(_spec(one) for one in given) for name, given in (("a", a), ("b", b), ("d", out))}
+    specs = {name: tuple(_spec(array) for array in given) for name, given in (("a", a), ("b", b), ("d", out))}
     plan = grouped_plan.make(type(problem)(**{**vars(problem), **specs, "math": "ieee"}))
     assert plan.slots == [f"{name}[{g}]" for name in ("a", "b", "out") for g in range(3)]
     assert plan.launches == 2
     plan(*on_gpu(a), *on_gpu(b), *on_gpu(out), alpha=2.0)
-    for one, x, y in zip(out, a, b, strict=True):
-        np.testing.assert_array_equal(one, 2 * (x @ y))
+    for result, x, y in zip(out, a, b, strict=True):
+        np.testing.assert_array_equal(result, 2 * (x @ y))
 
 
 def case_a_request_with_scales_becomes_a_plan() -> None:
@@ -774,21 +774,21 @@ def case_a_request_with_scales_becomes_a_plan() -> None:
         scales = {
             name: [np.empty(spec.shape, np.float32) for spec in slots[name].specs] for name in ("scale_a", "scale_b")
         }
-        for one in itertools.chain(*scales.values()):
-            one[...] = powers(*one.shape)
-        specs = {name: tuple(_spec(one) for one in given) for name, given in (("a", a), ("b", b), ("d", out))}
+        for scale in itertools.chain(*scales.values()):
+            scale[...] = powers(*scale.shape)
+        specs = {name: tuple(_spec(array) for array in given) for name, given in (("a", a), ("b", b), ("d", out))}
         plan = grouped_plan.make(type(problem)(**{**vars(problem), **specs, "math": "ieee"}))
         assert plan.slots == [label for slot in slots.values() for label in slot.labels]
         given = [
-            _core.Operand(one.ctypes.data, spec.shape, spec.strides, (2, 32), operands.CUDA, 0, False, one)
+            _core.Operand(array.ctypes.data, spec.shape, spec.strides, (2, 32), operands.CUDA, 0, False, array)
             for name, arrays in scales.items()
-            for one, spec in zip(arrays, slots[name].specs, strict=True)
+            for array, spec in zip(arrays, slots[name].specs, strict=True)
         ]
         plan(*on_gpu(a), *on_gpu(b), *given, *on_gpu(out), alpha=2.0)
         want = [blank(m, n) for m, n, k in members]
         ac.grouped_gemm(a, b, out=want, alpha=2.0, backend="reference", **scales)
-        for one, right in zip(out, want, strict=True):
-            np.testing.assert_array_equal(one, right)
+        for scale, right in zip(out, want, strict=True):
+            np.testing.assert_array_equal(scale, right)
 
 
 def _spec(array: Values) -> Any:

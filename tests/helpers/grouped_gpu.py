@@ -374,9 +374,9 @@ def of_lists(shapes: tuple[tuple[int, int, int], ...], options: Mapping[str, Any
     dtype, layout, pad = options.get("dtype", BF16), options.get("layout", "r"), options.get("pad", 0)
     result = numerics.default_out_dtype(dtype)
 
-    def spec(rows: int, columns: int, one: D, layout: str = "r") -> MatrixSpec:
+    def spec(rows: int, columns: int, element: D, layout: str = "r") -> MatrixSpec:
         along = columns if layout == "r" else rows
-        return Layout((rows, columns), one, layout, -along % pad if pad else 0).spec
+        return Layout((rows, columns), element, layout, -along % pad if pad else 0).spec
 
     rows = tuple(Layout((n,), result).spec for _, n, _ in shapes) if options.get("bias") else ()
     inputs = (GroupOperand("bias", "row", rows),) if rows else ()

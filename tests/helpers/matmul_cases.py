@@ -244,7 +244,7 @@ def case_what_lies_alike_is_checked_all_the_same() -> None:
             refused(
                 ac.InvalidOperandError, says,
                 lambda moved=moved: product(
-                    **{one: held(memory_of_all[at : at + 66]) for one, at in moved.items()}, **SMALL
+                    **{label: held(memory_of_all[at : at + 66]) for label, at in moved.items()}, **SMALL
                 ),
             )  # fmt: skip
         fixed = {name: held(memory_of_all[at : at + 66], read_only=name == "d") for name, at in places.items()}
@@ -261,10 +261,10 @@ def case_what_requires_a_gradient_is_named_of_what_lies_alike_too() -> None:
     def tensors(name: str = "") -> dict[str, Any]:
         places = {"a": 0, "b": 100, "d": 200, "gelu_aux": 300}
         return {
-            one: dlpack_arrays.Tensor(
-                memory_of_all[at : at + 66], device=(operands.CUDA, 0), requires_grad=one == name
+            label: dlpack_arrays.Tensor(
+                memory_of_all[at : at + 66], device=(operands.CUDA, 0), requires_grad=label == name
             )
-            for one, at in places.items()
+            for label, at in places.items()
         }  # fmt: skip
 
     with compiler(), pytest.MonkeyPatch.context() as patch:
@@ -305,7 +305,7 @@ def case_gradients_replace_what_they_are_taken_at() -> None:
 def case_epilogues_are_validated() -> None:
     with compiler(), pytest.MonkeyPatch.context() as patch:
         asked: list[str] = []
-        patch.setattr(validate, "require", lambda picked, *_, **__: asked.append(picked.key.epilogue) is None)
+        patch.setattr(validate, "require", lambda candidate, *_, **__: asked.append(candidate.key.epilogue) is None)
         for epilogue in (E.DEFAULT, E.BGRADA, E.RELU_BIAS):
             ac.matmul(Case(epilogue, np.float32, np.float32).request(Tensor))
         assert len(asked) == 1
@@ -342,7 +342,7 @@ def case_a_user_says_which_kernel() -> None:
     usual = heuristics.get(key)
     assert usual is not None
     wanted = [info.key for info in table.kernels() if info.key.layout_a + info.key.layout_b == "rr"]
-    other = next(one for one in wanted if one != usual and one.align_d == 1)
+    other = next(cell for cell in wanted if cell != usual and cell.align_d == 1)
     heuristics.put(key, other)
     ac.matmul(request)
     assert kept_plans.plans[0].kernel_name == other.name

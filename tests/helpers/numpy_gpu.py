@@ -44,7 +44,7 @@ def install(
         if compute is None:
             return request_calls.results_of(made.request, arrays)
         labels = {label for slot in operation.operands(made.request) if slot.written for label in slot.labels}
-        own = {label: one.copy(order="K") if label in labels else one for label, one in arrays.items()}
+        own = {label: array.copy(order="K") if label in labels else array for label, array in arrays.items()}
         work = operation.probe(made.request, own)
         for part in work.parts():
             compute(work, part)

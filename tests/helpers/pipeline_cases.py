@@ -199,8 +199,8 @@ def case_the_largest_magnitude_of_an_empty_result_is_0() -> None:
         for followed in ({}, {"bias": bias, "activation": "relu"}):
             for stream in (0, 777):
                 amax = np.full(1, 9e9, np.float32)
-                on_gpu = {name: operand(one) if name == "bias" else one for name, one in followed.items()}
-                given = (_core.Operand(1 << 30, one.shape, None, D.F8E4M3.dlpack, operands.CUDA, 0) for one in (a, b))
+                on_gpu = {name: operand(array) if name == "bias" else array for name, array in followed.items()}
+                given = (_core.Operand(1 << 30, x.shape, None, D.F8E4M3.dlpack, operands.CUDA, 0) for x in (a, b))
                 with fake_cases.no_waiting():
                     assert ac.gemm(*given, amax=operand(amax), stream=stream, **on_gpu).shape == (m, n)
                 assert amax == 0
@@ -238,7 +238,7 @@ def case_gradients_are_refused_by_kept_plans_too() -> None:
     def tensors(name: str = "") -> dict[str, Any]:
         device = (operands.CUDA, 0)
         return {
-            one: dlpack_arrays.Tensor(array, device=device, requires_grad=one == name) for one, array in arrays.items()
+            key: dlpack_arrays.Tensor(array, device=device, requires_grad=key == name) for key, array in arrays.items()
         }
 
     with pytest.MonkeyPatch.context() as patch:
@@ -817,11 +817,11 @@ def case_a_kernel_that_serves_slowly_and_must_stay_is_said_once() -> None:
                 kept_plans.clear()
                 ac.gemm(a, b, out=out, **given)
             np.testing.assert_array_equal(out.array, a.array @ b.array)
-            (one,) = [str(w.message) for w in said if issubclass(w.category, RuntimeWarning)]
-            assert reason in one
-            assert "times as long" in one
-            assert "256x128_8" in one
-            assert "ATOMR_CUTLASS_PRESET=" in one
+            (warning,) = [str(w.message) for w in said if issubclass(w.category, RuntimeWarning)]
+            assert reason in warning
+            assert "times as long" in warning
+            assert "256x128_8" in warning
+            assert "ATOMR_CUTLASS_PRESET=" in warning
         assert compiled == []
 
 

@@ -302,7 +302,7 @@ class _Growing:
 
     def _store(self, value: _Value) -> None:
         dice, name = self._dice, f"y{len(self._stores)}"
-        self._unread = [one for one in self._unread if one is not value]
+        self._unread = [operand_node for operand_node in self._unread if operand_node is not value]
         which = dice.below(8 if self._masks else 6)
         if which >= 6:
             node = value.node
@@ -424,8 +424,8 @@ def evaluate_torch(
         elif node.op == "constant":
             value = torch.full((1, 1), number(node.attributes[0]), dtype=acc.dtype, device=acc.device)
         elif node.op == "input":
-            one = known[str(node.attributes[0])]
-            value = computed(_read_torch(one, operands[one.name], acc.shape[-1]))
+            given = known[str(node.attributes[0])]
+            value = computed(_read_torch(given, operands[given.name], acc.shape[-1]))
         elif node.op == "cast":
             value = computed(_cast_torch(inputs[0], D(node.attributes[0])).to(torch.float64))
         else:
@@ -508,7 +508,7 @@ def _torch_functions() -> Mapping[str, Callable[..., torch.Tensor]]:
 
     def gradient(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def call(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-            dy, x = (one.contiguous() for one in torch.broadcast_tensors(dy, x))
+            dy, x = (tensor.contiguous() for tensor in torch.broadcast_tensors(dy, x))
             x = x.detach().requires_grad_()
             (dx,) = torch.autograd.grad(function(x), x, dy)
             return dx

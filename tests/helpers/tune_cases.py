@@ -183,7 +183,7 @@ def case_files() -> None:
             both = ac.tune(requests, path)
             assert Clock.timed > timed
             assert [json.loads(line)["name"] for line in path.read_text().splitlines()] == [
-                one.key.name for one in both
+                record.key.name for record in both
             ]
         steps = [launched(request) for request in requests]
         with measured():
@@ -191,7 +191,8 @@ def case_files() -> None:
             assert [launched(request) for request in requests] != steps or all(
                 record.chosen == record.key.name for record in both
             )
-            assert [round(drawn(launched(one)) * 1e6, 3) for one in requests] == [one.microseconds for one in both]
+            drawn_us = [round(drawn(launched(request)) * 1e6, 3) for request in requests]
+            assert drawn_us == [record.microseconds for record in both]
 
 
 def case_a_kernel_that_cannot_be_had_is_passed_over() -> None:

@@ -322,16 +322,16 @@ def test_reductions_of_nothing_are_written(actor: CutlassActor, gpu: FakeGpu, sh
 
 def test_results_of_groups_are_written_where_the_message_says(actor: CutlassActor, gpu: FakeGpu) -> None:
     given = operands_of(GROUPED)
-    out = [place(np.zeros((one.m, one.n), ml_dtypes.bfloat16)) for one in GROUPED.shape.groups]
+    out = [place(np.zeros((group.m, group.n), ml_dtypes.bfloat16)) for group in GROUPED.shape.groups]
     answer = actor.handle(CutlassMsg.GroupedGemm(GROUPED, given, out=out, stream=7))
-    assert all(got is one for got, one in zip(answer, out, strict=True))
+    assert all(got is array for got, array in zip(answer, out, strict=True))
     assert gpu.launches[0][1] == 7
 
 
 def test_groups_without_elements_launch_nothing(actor: CutlassActor, gpu: FakeGpu) -> None:
     request = dataclasses.replace(GROUPED, shape=GroupedGemmShape([GemmShape(0, 16, 32), GemmShape(8, 0, 32)]))
     answer = actor.handle(CutlassMsg.GroupedGemm(request, operands_of(request)))
-    assert [one.shape for one in answer] == [(0, 16), (8, 0)]
+    assert [array.shape for array in answer] == [(0, 16), (8, 0)]
     assert (gpu.plans, gpu.launches) == ([], [])
 
 

@@ -80,12 +80,12 @@ def answered(future: Any) -> bool:
 def test_work_is_launched_while_earlier_work_is_in_flight(gpu: FakeGpu, mailbox: Any) -> None:
     busy = occupy(gpu)
     given = [operands_of(REQUEST, seed) for seed in range(5)]
-    futures = [mailbox.ask(CutlassMsg.Gemm(REQUEST, one), block=False) for one in given]
+    futures = [mailbox.ask(CutlassMsg.Gemm(REQUEST, arrays), block=False) for arrays in given]
     until(lambda: len(gpu.launches) == 5)
     assert not any(map(answered, futures))
     busy.set()
-    for future, one in zip(futures, given, strict=True):
-        np.testing.assert_array_equal(fetch(future.get(timeout=30)), product(REQUEST, *map(fetch, one.values())))
+    for future, arrays in zip(futures, given, strict=True):
+        np.testing.assert_array_equal(fetch(future.get(timeout=30)), product(REQUEST, *map(fetch, arrays.values())))
 
 
 def test_answers_come_in_the_order_of_their_stream(gpu: FakeGpu, mailbox: Any) -> None:

@@ -53,7 +53,7 @@ def recorded(report, tmp_path):
 def test_a_file_that_was_made_small_has_the_same_rows(report, tmp_path):
     import recorded as results
 
-    rows = [{**one, "tuned_kernel": ["kernel_b", 2, 4, 0]} if "tuned_us" in one else one for one in ROWS]
+    rows = [{**each, "tuned_kernel": ["kernel_b", 2, 4, 0]} if "tuned_us" in each else each for each in ROWS]
     failures = [{"case": "late", "error": "out of time"}, {"case": "wrong", "error": "ValueError: no"}]
     whole = write(tmp_path / "whole.json", rows, failures=failures)
     kept = tmp_path / "kept.json"
@@ -61,9 +61,9 @@ def test_a_file_that_was_made_small_has_the_same_rows(report, tmp_path):
     assert kept.stat().st_size < whole.stat().st_size
     found, wanted = report.read([kept]), report.read([whole])
     assert [sorted(row) for row in found.rows] == [sorted(row) for row in wanted.rows]
-    for one, other in zip(found.rows, wanted.rows, strict=True):
-        assert all(one[name] == pytest.approx(other[name]) for name in one if name not in ("kernel", "tuned_kernel"))
-        assert (one["kernel"], one.get("tuned_kernel")) == (other["kernel"], other.get("tuned_kernel"))
+    for got, want in zip(found.rows, wanted.rows, strict=True):
+        assert all(got[name] == pytest.approx(want[name]) for name in got if name not in ("kernel", "tuned_kernel"))
+        assert (got["kernel"], got.get("tuned_kernel")) == (want["kernel"], want.get("tuned_kernel"))
     assert found.files[0]["failures"] == failures[1:]
     assert report.page(found, ["x"]) == report.page(wanted, ["x"])
 

@@ -76,9 +76,9 @@ def test_extents_are_log_uniform():
 
 
 def test_a_batch_counts_every_product():
-    one, three = Shape("x", 2, 8, 16), Shape("x", 2, 8, 16, 3)
-    assert (three.flops, three.bytes(2)) == (3 * one.flops, 3 * one.bytes(2))
-    assert (str(one), str(three)) == ("2x8x16", "3 of 2x8x16")
+    single, three = Shape("x", 2, 8, 16), Shape("x", 2, 8, 16, 3)
+    assert (three.flops, three.bytes(2)) == (3 * single.flops, 3 * single.bytes(2))
+    assert (str(single), str(three)) == ("2x8x16", "3 of 2x8x16")
 
 
 def test_seeds_are_for_fitting_or_for_acceptance():

@@ -33,7 +33,7 @@ FUNCTIONS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda each: each.__name__)
 def test_every_parameter_has_its_text_in_the_order_of_the_signature(function: Callable[..., object]) -> None:
     text = str(function.__doc__)
     assert "{" not in text
@@ -45,7 +45,7 @@ def test_every_parameter_has_its_text_in_the_order_of_the_signature(function: Ca
 REQUESTS = [operation.request_type for operation in operations().values() if operation.request_type is not None]
 
 
-@pytest.mark.parametrize("described", [ac.plan, PlanOptions, *REQUESTS], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("described", [ac.plan, PlanOptions, *REQUESTS], ids=lambda each: each.__name__)
 def test_every_field_has_its_text_in_the_order_of_the_signature(described: Callable[..., object]) -> None:
     kinds = described.__mro__ if isinstance(described, type) else (described,)
     text = next(str(kind.__doc__) for kind in kinds if re.search("Args:|Attributes:", str(kind.__doc__)))

@@ -294,8 +294,8 @@ def test_list_says_how_kernels_were_verified(
     verification.records.cache_clear()
     fake_table.install(monkeypatch, rows)
     first, second = (row["verified"] for row in listed("list"))
-    assert [(one["how"], one["on"], one["changed"]) for one in first] == [("runs", "NVIDIA H200", False)]
-    assert [one["changed"] for one in second] == [True]
+    assert [(record["how"], record["on"], record["changed"]) for record in first] == [("runs", "NVIDIA H200", False)]
+    assert [record["changed"] for record in second] == [True]
     monkeypatch.setenv("COLUMNS", "400")
     installed.print_kernels(rows)
     verification.records.cache_clear()

@@ -25,12 +25,12 @@ HEADERS = Path(__file__).parents[2] / "cpp" / "include" / "atomr_cutlass"
 def _epilogue(tree: evt.EpilogueVisitorTree, source: str = "") -> str:
     program = tree.program
     if source:
-        program = with_source(program, [one.name for one in tree.inputs].index(source))
+        program = with_source(program, [operand.name for operand in tree.inputs].index(source))
     return epilogue_id(LINEAR, program)
 
 
 @pytest.mark.parametrize("activation", COMMON_ACTIVATIONS)
-@pytest.mark.parametrize("dtype", [one for one in COMMON_ROWS if one])
+@pytest.mark.parametrize("dtype", [row_type for row_type in COMMON_ROWS if row_type])
 def test_activations_of_sums_have_a_form_whatever_their_order(dtype: D, activation: str) -> None:
     applied = getattr(evt, activation) if activation else lambda x: x
     operands = {"bias": evt.Operand("row", dtype), "rest": evt.Operand("matrix", D.BF16)}

@@ -61,7 +61,7 @@ def _block(acc: Any, bias: Any, pixels: Any, other: Any) -> Any:
 
 def _call(layout: str = "nhwc", x: Any = X, w: Any = W, **arguments: Any) -> Any:
     turned = _nchw if layout == "nchw" else np.asarray
-    given = {name: turned(one) if isinstance(one, np.ndarray) else one for name, one in arguments.items()}
+    given = {name: turned(array) if isinstance(array, np.ndarray) else array for name, array in arguments.items()}
     return ac.conv2d(turned(x), turned(w), padding=1, layout=layout, backend="reference", **given)
 
 
@@ -214,10 +214,10 @@ def test_activations_that_are_no_names() -> None:
 def test_kernels_that_the_table_lacks_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     missed: list[Any] = []
     monkeypatch.setattr(select.kernels, "record_miss", missed.append)
-    what = ConvFwdRequest(SHAPE, dtype=D.BF16, arch=SmArch.SM90A, epilogue=GemmEpilogue(tree=BLOCK)).problem(0)
+    problem = ConvFwdRequest(SHAPE, dtype=D.BF16, arch=SmArch.SM90A, epilogue=GemmEpilogue(tree=BLOCK)).problem(0)
     with pytest.raises(KernelNotFoundError, match=r"_common_.* does too; it is in preset full"):
-        select.choose(ConvSearch(what, H100, SmArch.SM90A), jit="off")
-    assert [key.epilogue for key in missed] == [formulations(what)[0].epilogue]
+        select.choose(ConvSearch(problem, H100, SmArch.SM90A), jit="off")
+    assert [key.epilogue for key in missed] == [formulations(problem)[0].epilogue]
 
 
 @pytest.mark.parametrize(("known", "checked"), [(None, False), ("", True)])
@@ -229,12 +229,12 @@ def test_under_capture_only_what_is_known_is_looked_at(
     monkeypatch.setattr(validate._core, "capturing", lambda _device, _stream: True)
     monkeypatch.setattr(devices, "driver", lambda: "580.1")
     key = conv_sm90("conv2d_fprop", D.BF16, D.BF16, (128, 128), epilogue=common.bias(D.BF16, "gelu"))
-    picked = Candidate(key, fake_table.row(key), 0.0, None)
-    assert validate.require(picked, picked.key.epilogue, H100, stream=5, in_background=False) is checked
+    candidate = Candidate(key, fake_table.row(key), 0.0, None)
+    assert validate.require(candidate, candidate.key.epilogue, H100, stream=5, in_background=False) is checked
     monkeypatch.setattr(validate.files, "recall_validation", lambda _identity: "out[0, 0] is 1, expected 2")
     monkeypatch.setattr(validate, "_known", {})
     with pytest.raises(UnsupportedError, match="computes its epilogue wrongly"):
-        validate.require(picked, picked.key.epilogue, H100, stream=5, in_background=False)
+        validate.require(candidate, candidate.key.epilogue, H100, stream=5, in_background=False)
 
 
 def test_a_validation_is_of_one_code_and_one_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,15 +251,15 @@ def test_a_validation_is_of_one_code_and_one_driver(monkeypatch: pytest.MonkeyPa
     rows = [replace(fake_table.row(key), content=f"01 4.2-23 nvcc {version}") for version in ("13.0.88", "13.1.5")]
     compiled, built, rebuilt = (Candidate(key, info, 0.0, None) for info in (None, *rows))
 
-    def validations(picked: Candidate[None]) -> int:
-        assert validate.require(picked, picked.key.epilogue, H100, stream=None, in_background=False)
+    def validations(candidate: Candidate[None]) -> int:
+        assert validate.require(candidate, candidate.key.epilogue, H100, stream=None, in_background=False)
         return len(known)
 
-    assert [validations(one) for one in (compiled, built, rebuilt, compiled, built)] == [1, 2, 3, 3, 3]
+    assert [validations(candidate) for candidate in (compiled, built, rebuilt, compiled, built)] == [1, 2, 3, 3, 3]
     installed["image"] = "cd"
-    assert [validations(one) for one in (compiled, built)] == [4, 4]
+    assert [validations(candidate) for candidate in (compiled, built)] == [4, 4]
     installed["driver"] = "590.1"
-    assert [validations(one) for one in (compiled, built, rebuilt)] == [5, 6, 7]
+    assert [validations(candidate) for candidate in (compiled, built, rebuilt)] == [5, 6, 7]
 
 
 def test_trees_of_other_kernels_are_refused() -> None:
@@ -317,17 +317,17 @@ def test_filters_of_one_tap_have_the_trees_of_gemm(kind: Any, arch: SmArch) -> N
     device, shape = devices.imagined(arch), ConvShape.nhwc(8, 28, 28, 64, 256, 1, 1)
     problem = kind(shape, dtype=D.BF16, arch=arch, epilogue=GemmEpilogue(tree=tree)).problem(0)
     found = select.rank_cells(ConvSearch(problem, device, arch))
-    convolutions = [one for one in found if one.formulation.product is None]
+    convolutions = [candidate for candidate in found if candidate.formulation.product is None]
     assert len(found) > len(convolutions)
     assert bool(convolutions) is (arch is SmArch.SM90A)  # which has convolutions with trees too
     # What does nothing is a plain GEMM.
     problem = kind(shape, dtype=D.BF16, arch=arch, epilogue=GemmEpilogue(tree=EvtBuilder().build())).problem(0)
-    products = [one for one in select.rank_cells(ConvSearch(problem, device, arch)) if one.formulation.product]
-    assert {split(one.key.epilogue)[1] for one in products} == {""}
+    products = [each for each in select.rank_cells(ConvSearch(problem, device, arch)) if each.formulation.product]
+    assert {split(candidate.key.epilogue)[1] for candidate in products} == {""}
     taps = dataclasses.replace(shape, r=3, s=3, padding=(1, 1))
     problem = kind(taps, dtype=D.BF16, arch=SmArch.SM90A, epilogue=GemmEpilogue(tree=tree)).problem(0)
     search = ConvSearch(problem, devices.imagined(SmArch.SM90A), SmArch.SM90A)
-    assert not any(one.formulation.product for one in select.rank_cells(search))
+    assert not any(candidate.formulation.product for candidate in select.rank_cells(search))
 
 
 def test_a_bias_that_kernels_without_trees_do_not_load_remains_a_tree() -> None:
@@ -367,11 +367,11 @@ def test_rules_of_trees() -> None:
 @pytest.mark.parametrize("layout", list(ConvLayout))
 def test_a_matrix_like_the_result_comes_by_the_way_of_c(layout: ConvLayout) -> None:
     request = ConvFwdRequest(SHAPE, dtype=D.BF16, arch=SmArch.SM90A, layout=layout, epilogue=GemmEpilogue(tree=BLOCK))
-    what = request.problem(0)
-    best, plain = formulations(what)
-    assert [one.name for one in what.fusion.inputs][best.source] == "residual"
+    problem = request.problem(0)
+    best, plain = formulations(problem)
+    assert [operand.name for operand in problem.fusion.inputs][best.source] == "residual"
     assert plain.source is None
-    assert select.choose(ConvSearch(what, H100), record=False).key.epilogue == best.epilogue
+    assert select.choose(ConvSearch(problem, H100), record=False).key.epilogue == best.epilogue
     assert "input:source:bf16" in best.epilogue
     with_c = dataclasses.replace(request, epilogue=GemmEpilogue(tree=BLOCK, beta=1.0)).problem(0)
     assert formulations(with_c) == [with_c]

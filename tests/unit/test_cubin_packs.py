@@ -200,40 +200,40 @@ def _run(*arguments: object) -> tuple[int, str]:
 
 
 def test_packs_are_listed_verified_compared_and_merged(tmp_path: Path) -> None:
-    one = _file(tmp_path / "one.pack", _pack(*KEYS[:2], name="one"))
+    first = _file(tmp_path / "one.pack", _pack(*KEYS[:2], name="one"))
     two = _file(tmp_path / "two.pack", _pack(KEYS[0], KEYS[2], name="two"))
-    status, said = _run("list", one, "--json")
+    status, said = _run("list", first, "--json")
     listed = json.loads(said)
     assert (status, listed["compiler"], [k["name"] for k in listed["kernels"]]) == (
         0, "nvrtc 13.0.88", [k.name for k in KEYS[:2]],
     )  # fmt: skip
-    assert all(key.name in _run("list", one)[1] for key in KEYS[:2])
-    assert _run("diff", one, one) == (0, "")
-    status, said = _run("diff", one, two, "--json")
+    assert all(key.name in _run("list", first)[1] for key in KEYS[:2])
+    assert _run("diff", first, first) == (0, "")
+    status, said = _run("diff", first, two, "--json")
     assert (status, json.loads(said)) == (
         1, {"only_first": [KEYS[1].name], "only_second": [KEYS[2].name], "different": []},
     )  # fmt: skip
     # The same kernel with other code.
     other = _file(tmp_path / "other.pack", _pack(KEYS[1], KEYS[0]))
-    assert json.loads(_run("diff", one, other, "--json")[1])["different"] == [k.name for k in KEYS[:2]]
+    assert json.loads(_run("diff", first, other, "--json")[1])["different"] == [k.name for k in KEYS[:2]]
     both = tmp_path / "both.pack"
-    assert _run("merge", one, two, "-o", both)[0] == 0
+    assert _run("merge", first, two, "-o", both)[0] == 0
     assert [cubin.key for cubin in pack.read_cubins(both).cubins] == KEYS
-    assert _run("verify", one, two, both)[0] == 0
+    assert _run("verify", first, two, both)[0] == 0
     content = bytearray(two.read_bytes())
     content[-100] ^= 4
     two.write_bytes(content)
-    status, said = _run("verify", one, two, "--json")
+    status, said = _run("verify", first, two, "--json")
     assert (status, [p["ok"] for p in json.loads(said)["packs"]]) == (1, [True, False])
     assert "does not match its checksum" in said
     assert _run("list", tmp_path / "nowhere.pack")[0] == 1
 
 
 def test_packs_that_were_built_otherwise_are_not_merged(tmp_path: Path) -> None:
-    one = _file(tmp_path / "one.pack", _pack(KEYS[0], name="one"))
+    first = _file(tmp_path / "one.pack", _pack(KEYS[0], name="one"))
     for second, says in (
         (_pack(KEYS[1], name="two", compiler="nvrtc 12.9.1"), "compiler is nvrtc 13.0.88 and nvrtc 12.9.1"),
         (_pack(KEYS[1], KEYS[0], name="two"), f"different code for {KEYS[0].name}"),
     ):
         with pytest.raises(LibraryError, match=says):
-            pack.merge([pack.read_cubins(one), second], "both")
+            pack.merge([pack.read_cubins(first), second], "both")

@@ -135,10 +135,10 @@ def assert_served(arch: SmArch, **call: Any) -> None:
     options = CallOptions(activation=call.pop("activation", None))
     epilogue = bound(tree, call, MatrixResult(shape), views, d, options)
     written = {
-        one.name: operands.as_operand(
-            np.empty(epilogue.result.array_shape(one), numpy_dtype(one.dtype) if one.dtype else np.uint8)
+        output.name: operands.as_operand(
+            np.empty(epilogue.result.array_shape(output), numpy_dtype(output.dtype) if output.dtype else np.uint8)
         )
-        for one in epilogue.tree.outputs
+        for output in epilogue.tree.outputs
     }
     fusion = epilogue.result.fusion(epilogue.tree, {**epilogue.inputs, **written})
 
@@ -147,10 +147,10 @@ def assert_served(arch: SmArch, **call: Any) -> None:
         return MatrixSpec(view.shape, view.strides, operands.dtype_of(view, "an array"), 16)
 
     dense = operands.as_operand(np.empty(shape, out.dtype))
-    what = GemmProblem(spec(views["a"]), spec(views["b"]), None, spec(dense), "default", 0)
+    problem = GemmProblem(spec(views["a"]), spec(views["b"]), None, spec(dense), "default", 0)
     base = "scaled" if dtype in FP8_TYPES else "lc"
     # The last way is the one that asks least of the kernel.
-    search = GemmSearch(fused.problem_of(what, fusion, base)[-1], devices.imagined(arch), arch)
+    search = GemmSearch(fused.problem_of(problem, fusion, base)[-1], devices.imagined(arch), arch)
     assert select.choose(search, backend="jit")
 
 

@@ -126,7 +126,7 @@ def test_a_cast_is_kept_where_a_store_asks_for_another_type() -> None:
 def test_double_is_the_type_of_what_says_none() -> None:
     builder = EvtBuilder(compute_dtype="f64").add_bias().scale("s").aux_store("x").reduce("r", "scalar")
     tree = builder.build()
-    assert {one.dtype for one in (*tree.inputs, *tree.outputs)} == {D.F64}
+    assert {operand.dtype for operand in (*tree.inputs, *tree.outputs)} == {D.F64}
     assert EvtBuilder().add_bias().build().inputs[0].dtype is D.F32
 
 
@@ -148,17 +148,17 @@ def test_nodes_may_be_declared_in_any_order() -> None:
         return {"out": y.to("bf16"), "pre": pre, "keep": ep.mask(y), "amax": ep.total_amax(y)}
 
     declarations: list[Callable[[EvtBuilder], EvtBuilder]] = [
-        lambda one: one.input("gate", "matrix", "bf16"),
-        lambda one: one.input("bias", "row"),
-        lambda one: one.constant("two", 2),
-        lambda one: one.node("before", "fma", "acc", "two", "bias"),
-        lambda one: one.node("active", "silu", "before"),
-        lambda one: one.node("gated", "multiply", "gate", "active"),
-        lambda one: one.node("y", "clamp", "gated", low=-3, high=3.0),
-        lambda one: one.output("out", "y", dtype="bf16"),
-        lambda one: one.output("pre", "before"),
-        lambda one: one.output("keep", "y", kind="mask"),
-        lambda one: one.reduce_node("amax", "y", "scalar", "amax"),
+        lambda chain: chain.input("gate", "matrix", "bf16"),
+        lambda chain: chain.input("bias", "row"),
+        lambda chain: chain.constant("two", 2),
+        lambda chain: chain.node("before", "fma", "acc", "two", "bias"),
+        lambda chain: chain.node("active", "silu", "before"),
+        lambda chain: chain.node("gated", "multiply", "gate", "active"),
+        lambda chain: chain.node("y", "clamp", "gated", low=-3, high=3.0),
+        lambda chain: chain.output("out", "y", dtype="bf16"),
+        lambda chain: chain.output("pre", "before"),
+        lambda chain: chain.output("keep", "y", kind="mask"),
+        lambda chain: chain.reduce_node("amax", "y", "scalar", "amax"),
     ]
     for seed in range(10):
         random.Random(seed).shuffle(declarations)

@@ -32,7 +32,7 @@ MATRIX = Operand("matrix", D.BF16)
 
 
 def _node(op: str, *inputs: Node | float, numbers: tuple[float | str, ...] = ()) -> Node:
-    return Node(op, tuple(one if isinstance(one, Node) else _constant(one) for one in inputs), numbers)
+    return Node(op, tuple(value if isinstance(value, Node) else _constant(value) for value in inputs), numbers)
 
 
 def _constant(x: float) -> Node:
@@ -431,7 +431,7 @@ def test_values_without_a_cast_are_stored_in_the_type_of_the_call() -> None:
 
     for given, stored in ((None, D.F32), ("bf16", D.BF16), (np.float16, D.F16)):
         traced = trace(function, out_dtype=given)
-        assert [one.dtype for one in traced.tree.outputs] == [stored, D.F16]
+        assert [output.dtype for output in traced.tree.outputs] == [stored, D.F16]
         assert traced.tree.result_dtype is None
     assert trace(function, compute_dtype=D.F64).tree.outputs[0].dtype is D.F64
 
@@ -442,7 +442,7 @@ def test_values_without_a_cast_are_stored_in_the_type_of_the_call() -> None:
         (lambda acc: None, "returns a NoneType as 'out'; expected what is computed from its parameters"),
         (lambda acc: 2.0, "returns a float as 'out'"),
         (lambda acc: (acc, 2.0), "returns a float as 'out1'"),
-        (lambda acc: (one for one in [acc]), "returns a generator as 'out'"),
+        (lambda acc: (value for value in [acc]), "returns a generator as 'out'"),
         (lambda acc: (), "returns a tuple as 'out'"),
         (lambda acc: {}, "returns nothing; D is 'out'"),
         (lambda acc: {"d": acc}, "returns 'd'; D is 'out'"),
@@ -504,7 +504,7 @@ def test_operands_come_by_the_names_of_parameters() -> None:
 
     given = {"drop": Operand("mask"), "bias": Operand("row", "f16"), "scale": Operand("scalar")}
     tree = trace(function, given).tree
-    assert {one.name: (one.kind, one.dtype) for one in tree.inputs} == {
+    assert {operand.name: (operand.kind, operand.dtype) for operand in tree.inputs} == {
         "drop": ("mask", None),
         "bias": ("row", D.F16),
         "scale": ("scalar", D.F32),
@@ -874,7 +874,7 @@ def test_every_reading_gives_the_result_the_same_elements() -> None:
                 tree = EpilogueVisitorTree(Node("add", (acc, Node("input", (), ("x", kind, "f32")))))
                 results.append(evaluate(tree, total, {"x": array}, out_dtype=D.F32)["out"])
             assert len(results) >= 2
-            assert all(np.array_equal(results[0], one) for one in results)
+            assert all(np.array_equal(results[0], result) for result in results)
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,8 @@ _OUTPUTS = (
 
 def _walk(form: Form) -> Iterator[Form]:
     yield form
-    for one in form.inputs:
-        yield from _walk(one)
+    for node in form.inputs:
+        yield from _walk(node)
 
 
 @st.composite
@@ -105,17 +105,17 @@ def graphs(draw: st.DrawFn) -> Graph:
 
 
 def _normal(form: Form) -> Form:
-    inputs = [_normal(one) for one in form.inputs]
+    inputs = [_normal(node) for node in form.inputs]
     if form.op in OPS and OPS[form.op].commutative:
         inputs.sort(key=repr)
     return Form(form.op, form.numbers, tuple(inputs))
 
 
-def _same(one: Graph, other: Graph) -> bool:
+def _same(first: Graph, other: Graph) -> bool:
     def normal(graph: Graph) -> tuple[Form, dict[Output, Form]]:
         return _normal(graph.result), {output: _normal(form) for output, form in graph.stores}
 
-    return normal(one) == normal(other)
+    return normal(first) == normal(other)
 
 
 def _tree(graph: Graph, chance: random.Random | None = None) -> EpilogueVisitorTree:
@@ -129,7 +129,7 @@ def _tree(graph: Graph, chance: random.Random | None = None) -> EpilogueVisitorT
         if chance and form.op in OPS and OPS[form.op].commutative and chance.random() < 0.5:
             inputs = inputs[::-1]
         label = chance.choice(["", "some name"]) if chance else ""
-        made[form] = Node(form.op, tuple(node(one) for one in inputs), form.numbers, label)
+        made[form] = Node(form.op, tuple(node(operand) for operand in inputs), form.numbers, label)
         return made[form]
 
     stores = list(graph.stores)
@@ -143,11 +143,11 @@ def _tree(graph: Graph, chance: random.Random | None = None) -> EpilogueVisitorT
 @quick
 @given(graph=graphs(), chance=st.randoms(use_true_random=False))
 def test_one_graph_put_together_in_two_ways_is_one_tree(graph: Graph, chance: random.Random) -> None:
-    one, other = _tree(graph), _tree(graph, chance)
-    assert (one.program, one.id, one.inputs, one.outputs) == (other.program, other.id, other.inputs, other.outputs)
-    assert one == other
-    assert hash(one) == hash(other)
-    assert len(one.nodes) == len(other.nodes) <= one.program.count(";")
+    tree, other = _tree(graph), _tree(graph, chance)
+    assert (tree.program, tree.id, tree.inputs, tree.outputs) == (other.program, other.id, other.inputs, other.outputs)
+    assert tree == other
+    assert hash(tree) == hash(other)
+    assert len(tree.nodes) == len(other.nodes) <= tree.program.count(";")
 
 
 @quick
@@ -156,12 +156,12 @@ def test_values_are_numbered_once_and_after_those_below_them(graph: Graph) -> No
     tree = _tree(graph, random.Random(0))
     assert [tree.index(node) for node in tree.nodes] == list(range(len(tree.nodes)))
     for number, node in enumerate(tree.nodes):
-        assert all(tree.index(one) < number for one in node.inputs)
+        assert all(tree.index(operand) < number for operand in node.inputs)
         assert tree.kind(node) in ("scalar", "row", "column", "matrix")
     assert tree.kind(tree.result) == "matrix"
-    assert [one.name for one in tree.outputs] == sorted(output.name for output, _ in graph.stores)
+    assert [output.name for output in tree.outputs] == sorted(output.name for output, _ in graph.stores)
     read = {form.numbers for root in (graph.result, *(form for _, form in graph.stores)) for form in _walk(root)}
-    expected = {(one.name, one.kind) for one in tree.inputs}
+    expected = {(operand.name, operand.kind) for operand in tree.inputs}
     assert expected == {numbers[:2] for numbers in read if len(numbers) == 3}
 
 
@@ -171,10 +171,10 @@ def _altered(form: Form, at: int, change: Callable[[Form], Form]) -> tuple[Form,
         return change(form), -1
     left = at - 1
     inputs = []
-    for one in form.inputs:
+    for node in form.inputs:
         if left >= 0:
-            one, left = _altered(one, left, change)  # noqa: PLW2901
-        inputs.append(one)
+            node, left = _altered(node, left, change)  # noqa: PLW2901
+        inputs.append(node)
     return form._replace(inputs=tuple(inputs)), left
 
 
@@ -203,8 +203,8 @@ def test_ids_are_equal_where_graphs_compute_the_same_and_only_there(graph: Graph
     other = graph._replace(result=changed)
     if all(form.op != "acc" for form in _walk(changed)):
         return
-    one, two = _tree(graph), _tree(other)
-    assert (one.id == two.id) == (one == two) == _same(graph, other)
+    first, two = _tree(graph), _tree(other)
+    assert (first.id == two.id) == (first == two) == _same(graph, other)
 
 
 A, B, PRE = _input("a"), _input("b"), _input("pre", "matrix", "bf16")
@@ -307,7 +307,7 @@ def test_the_program_of_a_small_tree() -> None:
         "reduce:3:scalar:max:f32",
         "store:3:mask",
     ]
-    assert [one.name for one in tree.outputs] == ["copy", "m", "z"]
+    assert [output.name for output in tree.outputs] == ["copy", "m", "z"]
     assert repr(tree) == f"<EpilogueVisitorTree {tree.id}: acc, a: row -> out, copy, m, z>"
 
 
@@ -320,7 +320,7 @@ def test_the_program_of_a_small_tree() -> None:
 @given(graph=graphs())
 def test_a_program_is_read_back_with_its_names(graph: Graph) -> None:
     tree = _tree(graph)
-    names = [one.name for one in (*tree.inputs, *tree.outputs)]
+    names = [operand.name for operand in (*tree.inputs, *tree.outputs)]
     again = EpilogueVisitorTree.parse(tree.program, names)
     assert again == tree
     assert (again.program, again.inputs, again.outputs) == (tree.program, tree.inputs, tree.outputs)
@@ -334,7 +334,7 @@ def test_a_program_is_read_back_without_names(kind: str, dtype: str) -> None:
     tree = EpilogueVisitorTree(_op("fma", _op("add", a, b), ACC, a))
     again = EpilogueVisitorTree.parse(tree.program)
     assert again.program == tree.program
-    assert [one.name for one in again.inputs] == ["i0", "i1"]
+    assert [operand.name for operand in again.inputs] == ["i0", "i1"]
 
 
 def test_a_program_with_many_outputs_is_read_back_without_names() -> None:
@@ -633,7 +633,7 @@ def test_a_drawing_has_every_value_and_output(graph: Graph) -> None:
     assert set(labels) == {*values, *outputs}
     for number, node in enumerate(tree.nodes):
         into = sorted(source for source, target in edges if target == f"v{number}")
-        assert into == sorted(f"v{tree.index(one)}" for one in node.inputs)
+        assert into == sorted(f"v{tree.index(operand)}" for operand in node.inputs)
         assert str(node.attributes[0] if node.op in ("input", "constant") else node.op) in labels[f"v{number}"]
     assert [source for source, target in edges if target == "o0"] == [f"v{tree.index(tree.result)}"]
     for number, (output, node) in enumerate(tree.stores, 1):

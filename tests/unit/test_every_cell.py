@@ -58,7 +58,7 @@ def test_every_tree_is_launched() -> None:
         told = every_cell.epilogues(key)
         assert told, key.name
         if is_common(key.epilogue):
-            forms = [form_of(one) for one in told]
+            forms = [form_of(epilogue) for epilogue in told]
             assert {form.told // 4 for form in forms if form} == set(range(len(COMMON_ACTIVATIONS)))
             assert {form.told % 4 for form in forms if form} == set(COMMON_ROWS.values())
             assert any(form.source is not None for form in forms if form) == (key.op != "grouped_gemm")
@@ -104,7 +104,7 @@ def test_what_was_right_leaves_a_record(
     assert first == second
     assert (first.kernel, first.how, first.compiler, first.on) == (key.name, how, "nvcc 13.0.88", H200.name)
     told = verification.verification(key, known=verification.by_kernel(records.merged([first, second])))
-    assert [one.how for one in told.records] == [how]
+    assert [record.how for record in told.records] == [how]
     assert told.changed == ()
 
 

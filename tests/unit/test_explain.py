@@ -201,8 +201,8 @@ CASTS = "a rewrite: fp8 operands cast to bf16, which holds them exactly"
 @pytest.mark.parametrize("fixture", ["full_table", "empty_table"])
 def test_rewrites_are_noted(request: pytest.FixtureRequest, fixture: str) -> None:
     request.getfixturevalue(fixture)
-    for one in (DGRAD, WGRAD):
-        assert CASTS in notes(replace(one, dtype=D.F8E4M3))
+    for described in (DGRAD, WGRAD):
+        assert CASTS in notes(replace(described, dtype=D.F8E4M3))
     assert CASTS in notes(replace(FPROP, dtype=D.F8E4M3, arch=SmArch.SM80))
     assert "a rewrite: fp8 operands cast to f16" in notes(replace(DGRAD, dtype=D.F8E5M2, out_dtype=D.F16))
     assert "a rewrite" not in notes(FPROP)
@@ -275,11 +275,11 @@ def test_older_cells_on_newer_gpus_are_noted(request: pytest.FixtureRequest, fix
     strided = ConvShape.nhwc(8, 28, 28, 64, 128, 3, 3, padding=1, stride=2)
     divided = ConvShape.nhwc(8, 28, 28, 64, 128, 3, 3, padding=1, groups=4)
     odd = GemmRequest(GemmShape(63, 65, 67), dtype=D.BF16, arch=SmArch.SM90A)
-    for one in (replace(DGRAD, shape=strided), replace(FPROP, shape=divided), odd):
-        assert said in notes(one)
-        assert "sm80-generation" not in notes(replace(one, arch=SmArch.SM80))  # there is nothing newer there
-    for one in (FPROP, DGRAD, GROUPED, FP8):
-        assert "sm80-generation" not in notes(one)
+    for described in (replace(DGRAD, shape=strided), replace(FPROP, shape=divided), odd):
+        assert said in notes(described)
+        assert "sm80-generation" not in notes(replace(described, arch=SmArch.SM80))  # there is nothing newer there
+    for described in (FPROP, DGRAD, GROUPED, FP8):
+        assert "sm80-generation" not in notes(described)
 
 
 @pytest.mark.usefixtures("empty_table")

@@ -102,9 +102,9 @@ def test_keys_without_a_kernel_are_refused_with_the_reason(changes: dict[str, An
     ],
 )
 def test_d_must_be_short(layouts: str, m: int, n: int, *, served: bool) -> None:
-    what = problem(m, n, 512, layouts)
+    product = problem(m, n, 512, layouts)
     keys = {ranks: cell(D.BF16, layouts if layouts in ("rc", "rr") else "rr", ranks) for ranks in RANKS}
-    assert {bool(GemmSearch(what, H200).serves(key)) for key in keys.values()} == {served}
+    assert {bool(GemmSearch(product, H200).serves(key)) for key in keys.values()} == {served}
 
 
 @pytest.mark.usefixtures("full_table")
@@ -163,8 +163,8 @@ def test_other_shapes_are_not(shape: tuple[int, int, int]) -> None:
 def test_estimates_are_near_what_was_measured(
     layouts: str, ranks: int, shape: tuple[int, int, int], measured: float
 ) -> None:
-    key, what = cell(D.BF16, layouts, ranks), problem(*shape, layouts)
-    assert launch(key, what, H200).seconds * 1e6 == pytest.approx(measured, rel=0.15)
+    key, product = cell(D.BF16, layouts, ranks), problem(*shape, layouts)
+    assert launch(key, product, H200).seconds * 1e6 == pytest.approx(measured, rel=0.15)
 
 
 H100 = dataclasses.replace(H200, memory_bytes_per_second=3352 * 10**9)

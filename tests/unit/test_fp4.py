@@ -23,7 +23,6 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import GemmEpilogue, GemmLayout, GemmRequest, GemmShape, SmArch, _core
 from atomr_cutlass.arrays import fp4, operands
 from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
-from atomr_cutlass.generator.dtypes import ScaleType
 from atomr_cutlass.generator.families.gemm_sm100 import FP4_SCALES
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
@@ -87,7 +86,7 @@ def _packed(x: BlockScaled, scaling: str) -> tuple[Values, Values]:
 
 def _product(a: BlockScaled, b: BlockScaled) -> Values:
     """In float64, of values that were dequantized one by one. B has its K last."""
-    wide = [dequantize_fp4(one).astype(np.float64) for one in (a, b)]
+    wide = [dequantize_fp4(operand).astype(np.float64) for operand in (a, b)]
     product: Values = wide[0] @ wide[1].swapaxes(-1, -2)
     return product
 
@@ -110,10 +109,10 @@ def test_every_host_form_is_the_product_of_what_it_stands_for(
         batch_b = (3,)
     a, b = _quantized((*batch_a, m, k), scaling), _quantized((*batch_b, n, k), scaling, seed=1)
     given_ = {}
-    for name, one in (("a", a), ("b", b)):
-        packed, swizzled = _packed(one, scaling)
-        values = packed if data.draw(st.booleans()) else one.values
-        scale = swizzled if data.draw(st.booleans()) else one.scale
+    for name, operand in (("a", a), ("b", b)):
+        packed, swizzled = _packed(operand, scaling)
+        values = packed if data.draw(st.booleans()) else operand.values
+        scale = swizzled if data.draw(st.booleans()) else operand.scale
         if name == "b":
             values, scale = values.swapaxes(-1, -2), scale if scale is swizzled else scale.swapaxes(-1, -2)
         given_ |= {name: values, f"scale_{name}": scale}
@@ -132,7 +131,7 @@ def test_quantize_gives_what_gemm_takes(scaling: str) -> None:
     assert (q.values.shape, p.values.T.shape) == ((96, 32), (32, 40))
     got = _gemm(q.values, p.values.T, scale_a=q.scales, scale_b=p.scales)
     assert got.dtype == ml_dtypes.bfloat16
-    back = [ac.dequantize(one.values, one.scales, scaling=scaling).astype(np.float64) for one in (q, p)]
+    back = [ac.dequantize(array.values, array.scales, scaling=scaling).astype(np.float64) for array in (q, p)]
     np.testing.assert_allclose(got.astype(np.float64), back[0] @ back[1].T, rtol=2**-8, atol=1e-6)
 
 
@@ -292,12 +291,12 @@ def test_fp4_is_of_blackwell() -> None:
 def test_problem_and_scales_of_a_request(scaling: str) -> None:
     request = _request(scaling=scaling)
     scales = request.scales()
-    what = with_scales(request.problem(0), scales)
+    problem = with_scales(request.problem(0), scales)
     vector = {"nvfp4": 16, "mxfp4": 32}[scaling]
-    assert (what.m, what.n, what.k) == (256, 512, 1024)
-    assert (what.a.strides, what.b.strides) == ((1024, 1), (1, 1024))
+    assert (problem.m, problem.n, problem.k) == (256, 512, 1024)
+    assert (problem.a.strides, problem.b.strides) == ((1024, 1), (1, 1024))
     kind = fp4.SCALINGS[scaling].value
-    assert (what.epilogue, what.scale_type, what.scale_granularity) == ("lc", kind, FP4_SCALES[kind])
+    assert (problem.epilogue, problem.scale_type, problem.scale_granularity) == ("lc", kind, FP4_SCALES[kind])
     assert scales.a is not None
     assert scales.a.shape == (swizzled_size(256, 1024 // vector),)
     slots = operation_of(request).operands(request)
@@ -393,10 +392,10 @@ def test_older_gpus_are_told_what_serves_them(monkeypatch: pytest.MonkeyPatch) -
     fake_table.install(monkeypatch, fake_table.rows_of("full", [SmArch.SM80, SmArch.SM90A]))
     request = _request(arch=None)
     scales = request.scales()
-    what = with_scales(request.problem(0), scales)
+    problem = with_scales(request.problem(0), scales)
     for device, arch in ((fake_table.H200, "sm_90a"), (fake_table.A100, "sm_80"), (fake_table.ADA, "sm_89")):
         with pytest.raises(UnsupportedError, match=f"no kernel multiplies fp4 on {arch}: .*dequantize"):
-            select.choose(GemmSearch(what, device), backend="auto")
+            select.choose(GemmSearch(problem, device), backend="auto")
 
 
 def test_a_table_without_the_kernel_names_the_knob(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,9 +406,9 @@ def test_a_table_without_the_kernel_names_the_knob(monkeypatch: pytest.MonkeyPat
         request = _request(scaling=scaling)
         scales = request.scales()
         assert scales is not None
-        what = with_scales(request.problem(0), scales)
+        problem = with_scales(request.problem(0), scales)
         if built:
-            assert select.choose(GemmSearch(what, device), backend="prebuilt").key.scale_type == ScaleType.UE4M3.value
+            assert select.choose(GemmSearch(problem, device), backend="prebuilt").key.scale_type == "ue4m3"
         else:
             with pytest.raises(KernelNotFoundError, match="PRESET=full -DATOMR_CUTLASS_ARCHS=100a"):
-                select.choose(GemmSearch(what, device), backend="prebuilt")
+                select.choose(GemmSearch(problem, device), backend="prebuilt")

@@ -52,7 +52,7 @@ budget = settings(
 )
 
 
-_CALLS_OF = {name: st.sampled_from([one for one in CALLS if one.name == name]) for name in SPOILED}
+_CALLS_OF = {name: st.sampled_from([call for call in CALLS if call.name == name]) for name in SPOILED}
 _SPOILS = st.sampled_from(list(SPOILS))
 
 
@@ -104,8 +104,8 @@ def test_every_public_name_is_called() -> None:
     for kind in (ac.EvtBuilder, ac.PlanCache, ac.HeuristicCache, ac.CutlassActor):
         methods = {
             name
-            for name, one in vars(kind).items()
-            if inspect.isfunction(one) and not name.startswith("_") and len(inspect.signature(one).parameters) > 1
+            for name, method in vars(kind).items()
+            if inspect.isfunction(method) and not name.startswith("_") and len(inspect.signature(method).parameters) > 1
         }
         assert methods <= {name.partition(".")[2] for name in NAMES if name.startswith(f"{kind.__name__}.")}
 

@@ -86,30 +86,30 @@ def _asked(monkeypatch: pytest.MonkeyPatch, **scales: np.ndarray) -> tuple[GemmP
     """What a kernel would be asked for; of fp8 (3, 256) by (256, 10)."""
     x, w = (np.ones((rows, 256), np.float32).astype(ml_dtypes.float8_e4m3fn) for rows in (3, 10))
     out = np.zeros((3, 8), np.float16)[:, :5]
-    monkeypatch.setattr(gated, "make", lambda what, scales, **_: (what, scales))
+    monkeypatch.setattr(gated, "make", lambda problem, scales, **_: (problem, scales))
     given = Call(gated._parse, {"a": x, "b": w.T, **scales}, out, CallOptions(activation="silu"))
     views = {name: operands.as_operand(array) for name, array in {**given.arrays, "out": out}.items()}
     return gated._parse(given).plan(views, like=None, stream=0)  # type: ignore[return-value]
 
 
 def _forms(scales: Scales) -> list[tuple[tuple[int, ...], str] | None]:
-    return [None if one is None else (one.shape, one.form) for one in (scales.a, scales.b, scales.d, scales.amax)]
+    return [None if each is None else (each.shape, each.form) for each in (scales.a, scales.b, scales.d, scales.amax)]
 
 
 def test_kernels_are_asked_for_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    what, scales = _asked(monkeypatch)
-    result = plans.result_of(what)
-    assert (what.m, what.n, what.k, what.c) == (3, 10, 256, None)
-    assert (what.d.shape, what.d.strides, what.d.dtype) == ((3, 10), (16, 1), D.F16)
+    problem, scales = _asked(monkeypatch)
+    result = plans.result_of(problem)
+    assert (problem.m, problem.n, problem.k, problem.c) == (3, 10, 256, None)
+    assert (problem.d.shape, problem.d.strides, problem.d.dtype) == ((3, 10), (16, 1), D.F16)
     assert (result.shape, result.strides) == ((3, 5), (8, 1))
-    assert what.epilogue.startswith("gated+")
+    assert problem.epilogue.startswith("gated+")
     assert scales == Scales()
 
 
 def test_kernels_are_asked_for_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     ones = functools.partial(np.ones, dtype=np.float32)
-    what, scales = _asked(monkeypatch, scale_a=ones((3, 1)), scale_d=ones(1))
-    assert what.epilogue.startswith("gated_scaled+")
+    problem, scales = _asked(monkeypatch, scale_a=ones((3, 1)), scale_d=ones(1))
+    assert problem.epilogue.startswith("gated_scaled+")
     assert _forms(scales) == [((3, 1), "vector"), None, ((1,), "tensor"), None]
     _, scales = _asked(monkeypatch, scale_a=ones(1), scale_b=ones((1, 10)))
     assert _forms(scales) == [((1,), "tensor"), ((1, 10), "vector"), None, None]
@@ -250,7 +250,7 @@ def test_a_bound_weight_is_refitted(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu()
     gpu.install(monkeypatch)
     request = dataclasses.replace(REQUEST, binding="w")
-    a, first, second = (RANDOM.integers(-2, 3, one).astype(ml_dtypes.bfloat16) for one in ((16, 32), *2 * ((32, 64),)))
+    a, first, second = (RANDOM.integers(-2, 3, mn).astype(ml_dtypes.bfloat16) for mn in ((16, 32), *2 * ((32, 64),)))
     actor = ac.CutlassActor(8, planner=gpu.plan)
     answers = [actor.handle(ac.CutlassMsg.GatedGemm(request, {"a": place(a), "b": place(first)}))]
     actor.handle(ac.CutlassMsg.Refit(ac.RefitMsg(request.plan_key(), second)))

@@ -22,7 +22,7 @@ def grouped(arch: SmArch) -> list[KernelKey]:
     return [key for _, key in cells([arch]) if key.op == "grouped_gemm"]
 
 
-def one(arch: SmArch, **fields: Any) -> KernelKey:
+def grouped_key(arch: SmArch, **fields: Any) -> KernelKey:
     return next(key for key in grouped(arch) if all(getattr(key, name) == value for name, value in fields.items()))
 
 
@@ -68,10 +68,10 @@ def test_sources_have_a_setup_kernel(flavour: str) -> None:
 
 BIAS = "evt:acc;input:row:bf16;add:0:1;out:2"
 BLACKWELL = next(key for key in grouped(SmArch.SM100) if key.a is D.BF16)
-HOPPER = one(SmArch.SM90A, generation="sm90", a=D.BF16, d=D.BF16)
-FP8 = one(SmArch.SM90A, a=D.F8E4M3, epilogue="scaled", math="default")
-BLOCKWISE = one(SmArch.SM90A, scale_type="f32")
-AMPERE = one(SmArch.SM80, a=D.BF16, mainloop="multistage")
+HOPPER = grouped_key(SmArch.SM90A, generation="sm90", a=D.BF16, d=D.BF16)
+FP8 = grouped_key(SmArch.SM90A, a=D.F8E4M3, epilogue="scaled", math="default")
+BLOCKWISE = grouped_key(SmArch.SM90A, scale_type="f32")
+AMPERE = grouped_key(SmArch.SM80, a=D.BF16, mainloop="multistage")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ AMPERE = one(SmArch.SM80, a=D.BF16, mainloop="multistage")
         (AMPERE, {"d": D.F16}, "grouped bf16 operands give bf16, f32, not f16"),
         (AMPERE, {"a": D.F64, "b": D.F64, "d": D.F64, "acc": D.F64}, "multiply f16, bf16 and fp8, not f64"),
         (
-            one(SmArch.SM89, a=D.F8E4M3),
+            grouped_key(SmArch.SM89, a=D.F8E4M3),
             {"arch": SmArch.SM86},
             "mma.sync on fp8 exists from sm_89 on",
         ),

@@ -77,22 +77,22 @@ def test_another_build_folder_compiles_nothing_again(builds: Builds) -> None:
     assert {Path(source) for source in sources.split()} == {second, *cells}
 
 
-@pytest.mark.parametrize("what", ["option", "cell", "unit", "version", "environment"])
+@pytest.mark.parametrize("changed", ["option", "cell", "unit", "version", "environment"])
 def test_what_an_object_is_made_of_is_compiled_again_when_it_changes(
-    what: str, builds: Builds, monkeypatch: pytest.MonkeyPatch
+    changed: str, builds: Builds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unit = builds.unit("build")
     assert builds.compile(unit)[0]
     assert not builds.compile(unit)[0]
     options = ()
-    if what == "option":
+    if changed == "option":
         options = ("-DATOMR_CUTLASS_HEADERS_DIGEST=other",)
-    elif what == "cell":
+    elif changed == "cell":
         cell = unit.parents[2] / "src" / "sm_80" / f"{members(unit)[-1]}.cu"
         cell.write_text(f"{cell.read_text()}// changed\n")
-    elif what == "unit":
+    elif changed == "unit":
         unit.write_text(f"{unit.read_text()}// changed\n")
-    elif what == "version":
+    elif changed == "version":
         builds.version.write_text("13.1")
     else:
         monkeypatch.setenv("NVCC_APPEND_FLAGS", "-G")

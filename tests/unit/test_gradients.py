@@ -96,7 +96,7 @@ def test_what_requires_a_gradient_is_refused(call: str, name: str, recorded: typ
     function, arrays = CALLS[call]
 
     def given() -> dict[str, Tensor]:
-        return {one: Tensor(array.copy(), requires_grad=one == name) for one, array in arrays.items()}
+        return {label: Tensor(array.copy(), requires_grad=label == name) for label, array in arrays.items()}
 
     with pytest.raises(ac.InvalidOperandError) as caught:
         function(**given())
@@ -124,7 +124,7 @@ def test_a_result_that_requires_a_gradient_is_left_alone(recorded: types.SimpleN
 @pytest.mark.usefixtures("recorded")
 def test_messages_and_bindings_refuse_them() -> None:
     request = ac.GemmRequest(ac.GemmShape(4, 4, 4), dtype=ac.CutlassDtype.F32)
-    plain, tensor = (Tensor(ones(4, 4), device=(operands.CUDA, 0), requires_grad=one) for one in (False, True))
+    plain, tensor = (Tensor(ones(4, 4), device=(operands.CUDA, 0), requires_grad=needed) for needed in (False, True))
     with pytest.raises(ac.InvalidOperandError, match=r"^b requires a gradient"):
         Binding(request, tensor, 0)
     for name, given in (("a", {"a": tensor, "b": plain}), ("b", {"a": plain, "b": tensor})):

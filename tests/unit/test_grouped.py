@@ -829,14 +829,14 @@ def test_requests_with_scales(scaling: str, shapes: list[Any], monkeypatch: pyte
     assert [slot.name for slot in operation.operands(biased)] == ["a", "b", "c", "scale_a", "scale_b", "bias", "out"]
     assert all(slot.listed for slot in operation.operands(biased))
     assert operation.names(request) == ("a", "b", "scale_a", "scale_b", "c", "bias")
-    assert len({one.plan_key() for one in (plain, request, biased)}) == 3
+    assert len({given.plan_key() for given in (plain, request, biased)}) == 3
     assert request.plan_key() == dataclasses.replace(request, epilogue=ac.GemmEpilogue(2.0)).plan_key()
-    (best,) = {select.best_key(operation.search(one, devices.imagined(SmArch.SM90A))) for one in (request, request)}  # type: ignore[arg-type]
+    (best,) = {select.best_key(operation.search(given, devices.imagined(SmArch.SM90A))) for given in (request, request)}  # type: ignore[arg-type]
     assert (best.epilogue, best.scale_type) == (("lc", "f32") if scaling == "block" else ("scaled", ""))
     assert request.render_cu()[1] == best.name
     numpy_gpu.install(monkeypatch)
-    for one in (request, biased):
-        assert verify.run(one).ok
+    for each in (request, biased):
+        assert verify.run(each).ok
 
 
 def test_requests_with_scales_that_no_kernel_reads() -> None:

@@ -520,19 +520,19 @@ def test_a_source_without_a_record_goes(folder: Path, store: KernelStore, log: P
     assert files(folder / "failures") == sorted(kept)
 
 
-@pytest.mark.parametrize("what", ["link", "dangling link", "folder"])
+@pytest.mark.parametrize("planted", ["link", "dangling link", "folder"])
 def test_what_is_planted_where_a_source_belongs_is_not_followed(
-    store: KernelStore, log: Path, tmp_path: Path, what: str
+    store: KernelStore, log: Path, tmp_path: Path, planted: str
 ) -> None:
     target = tmp_path / "target"
     path = record(store).with_suffix(".cu")
 
     def plant() -> None:
-        if what == "folder":
+        if planted == "folder":
             path.mkdir()
             (path / "file").touch()
         else:
-            path.symlink_to(target if what == "link" else tmp_path / "none")
+            path.symlink_to(target if planted == "link" else tmp_path / "none")
 
     target.write_text("precious")
     target.chmod(0o600)
@@ -938,12 +938,12 @@ def test_a_folder_that_cannot_be_made_does_not_matter(
     assert len(caught) == 1
 
 
-@pytest.mark.parametrize("what", ["everything", "contents", "tmp", "entries", "locks"])
+@pytest.mark.parametrize("deleted", ["everything", "contents", "tmp", "entries", "locks"])
 def test_a_cache_that_is_deleted_under_a_running_program_comes_back(
-    folder: Path, store: KernelStore, log: Path, what: str
+    folder: Path, store: KernelStore, log: Path, deleted: str
 ) -> None:
     put(store, "a")
-    gone = {"everything": [folder], "contents": list(folder.iterdir())}.get(what, [folder / what])
+    gone = {"everything": [folder], "contents": list(folder.iterdir())}.get(deleted, [folder / deleted])
     for path in gone:
         remove(path)
     store.obtain(digest("b"), maker("b", log), {})

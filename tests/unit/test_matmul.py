@@ -61,7 +61,7 @@ def test_epilogues(epilogue: E, dtype: Any) -> None:
 
 def test_every_epilogue_of_cublaslt_is_there() -> None:
     assert set(FORMS) == set(E)
-    assert {one.name for one in E} == {
+    assert {member.name for member in E} == {
         "DEFAULT", "RELU", "BIAS", "RELU_BIAS", "GELU", "GELU_BIAS", "RELU_AUX", "RELU_AUX_BIAS", "GELU_AUX",
         "GELU_AUX_BIAS", "DRELU", "DRELU_BGRAD", "DGELU", "DGELU_BGRAD", "BGRADA", "BGRADB",
     }  # fmt: skip
@@ -98,8 +98,8 @@ def test_the_gradients_are_those_of_the_forward_forms() -> None:
         ac.matmul(MatmulRequest(memory(a), memory(b), m=M, k=K, epilogue=forward, **common))
         dy = np.random.default_rng(1).standard_normal((M, N))
         bias = np.zeros(M)
-        one = MatmulRequest(memory(np.eye(M)), memory(dy), m=M, k=M, epilogue=backward, bias=bias, **common)
-        got = ac.matmul(one).T
+        product = MatmulRequest(memory(np.eye(M)), memory(dy), m=M, k=M, epilogue=backward, bias=bias, **common)
+        got = ac.matmul(product).T
         step = 1e-6
         act = (lambda x: np.maximum(x, 0)) if masked else gelu
         want = dy * (act(a @ b + step) - act(a @ b - step)) / (2 * step)
@@ -111,11 +111,11 @@ def test_the_gradients_are_those_of_the_forward_forms() -> None:
 def test_relu_keeps_nan_and_its_bit_is_0() -> None:
     a = np.array([[np.nan], [1.0], [-1.0], [0.0]])
     aux = np.zeros(1, np.uint8)
-    one = np.ones(1)
-    d = ac.matmul(MatmulRequest(a, one, m=4, n=1, k=1, epilogue=E.RELU_AUX, gelu_aux=aux, backend="reference"))
+    unit = np.ones(1)
+    d = ac.matmul(MatmulRequest(a, unit, m=4, n=1, k=1, epilogue=E.RELU_AUX, gelu_aux=aux, backend="reference"))
     np.testing.assert_array_equal(d[0], [np.nan, 1, 0, 0])
     assert aux[0] == 0b0010
-    d = ac.matmul(MatmulRequest(a, one, m=4, n=1, k=1, epilogue=E.DRELU, gelu_aux=aux, backend="reference"))
+    d = ac.matmul(MatmulRequest(a, unit, m=4, n=1, k=1, epilogue=E.DRELU, gelu_aux=aux, backend="reference"))
     np.testing.assert_array_equal(d[0], [0, 1, 0, 0])
 
 
@@ -742,7 +742,7 @@ def test_the_examples_run() -> None:
 
 def test_every_epilogue_is_in_the_table() -> None:
     rows = [line for line in PAGE.splitlines() if line.startswith("| `")]
-    assert {one.name for one in E} == {name for row in rows for name in re.findall(r"`([A-Z_]+)`", row.split("|")[1])}
+    assert {form.name for form in E} == {name for row in rows for name in re.findall(r"`([A-Z_]+)`", row.split("|")[1])}
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -273,7 +273,7 @@ def refusal(message: Any) -> str:
         (CutlassMsg.GroupedGemm(GROUPED), ["a[0]", "a[1]", "b[0]", "b[1]", "out[0]", "out[1]"]),
         (CutlassMsg.Gemm(SCALED), ["a", "b", "scale_a", "scale_b", "scale_d", "amax", "out"]),
         (CutlassMsg.GatedGemm(GATED), ["a", "b", "scale_a", "scale_b", "scale_d", "out"]),
-        (CutlassMsg.Gemm(FUSED), ["a", "b", *(one.name for one in BLOCK.inputs), "positive", "sums", "out"]),
+        (CutlassMsg.Gemm(FUSED), ["a", "b", *(operand.name for operand in BLOCK.inputs), "positive", "sums", "out"]),
         (
             CutlassMsg.Gemm(GemmRequest(FUSED.shape, dtype=D.F16, epilogue=GemmEpilogue(beta=1.0, bias=True))),
             ["a", "b", "c", "bias", "out"],
@@ -308,7 +308,7 @@ def test_results_of_convolutions_are_named_as_the_request_says() -> None:
 def test_lists_are_lists_of_the_requests_groups() -> None:
     given = operands_of(GROUPED)
     launch = CutlassMsg.GroupedGemm(GROUPED, given).imported
-    assert [one.shape for one in launch.finished()] == [(8, 8), (4, 8)]
+    assert [array.shape for array in launch.finished()] == [(8, 8), (4, 8)]
     for wrong, says in (
         ({**given, "a": given["a"][0]}, "a is a Operand; expected a list, an array for each group"),
         ({**given, "a": given["a"][:1]}, "a has 1 arrays; the request has 2 groups"),

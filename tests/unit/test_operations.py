@@ -45,14 +45,9 @@ REQUESTS: dict[str, Any] = {
 }
 
 
-CALLED = ("quantize", "dequantize")
-"""Operations without requests."""
-
-
 def test_every_folder_that_has_an_operation_is_registered() -> None:
     found = {path.parent.name for path in Path(ops.__path__[0]).glob("*/operation.py")}
     assert found == set(FOLDERS)
-    assert {operation.name for operation in operations().values()} == {*REQUESTS, "matmul", *CALLED}
     assert all(name == operation.name for name, operation in operations().items())
     assert list(planned_operations()) == list(REQUESTS)
     assert all(bool(operation.unplanned) is (name not in REQUESTS) for name, operation in operations().items())
@@ -94,7 +89,7 @@ def test_what_is_no_request_is_refused(value: Any) -> None:
         operation_of(value)
 
 
-@pytest.mark.parametrize("name", [*REQUESTS, "matmul", *CALLED])
+@pytest.mark.parametrize("name", operations())
 def test_a_function_takes_an_option_or_the_operation_says_why_not(name: str) -> None:
     operation = operations()[name]
     takes = inspect.signature(getattr(ac, operation.function or name)).parameters

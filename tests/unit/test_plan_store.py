@@ -54,7 +54,7 @@ class Plan:
     def __call__(self, *arrays: Any, out: Any, alpha: float, beta: float, stream: int) -> None:
         if self.refusing is not None:
             raise self.refusing
-        self.calls.append((*(one.pointer for one in arrays), out.pointer, alpha, beta, stream))
+        self.calls.append((*(member.pointer for member in arrays), out.pointer, alpha, beta, stream))
 
 
 @dataclass

@@ -39,7 +39,7 @@ def record_of(request: Any, place: int = 0) -> TuneRecord:
     assert request.arch is not None
     search = operation_of(request).search(request, devices.imagined(request.arch))
     assert search is not None
-    candidate = [one for one in select.rank_cells(search) if one.key.math == request.math][place]
+    candidate = [cell for cell in select.rank_cells(search) if cell.key.math == request.math][place]
     formulations = [formulation for group in search.formulations for formulation in group]
     return TuneRecord(
         GPU, tuning.identity(search.problem), candidate.key, formulations.index(candidate.formulation),

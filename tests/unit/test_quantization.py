@@ -293,7 +293,7 @@ def _index(coordinate: int, shape: Any, stride: Any) -> int:
 
 
 def _flat(shape: Any) -> list[int]:
-    return [shape] if isinstance(shape, int) else [one for part in shape for one in _flat(part)]
+    return [shape] if isinstance(shape, int) else [extent for part in shape for extent in _flat(part)]
 
 
 def _cutlass_offset(row: int, k: int, columns: int, vector: int) -> int:

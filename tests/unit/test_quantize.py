@@ -200,7 +200,7 @@ def test_a_second_level_scale_is_a_positive_number(place: Any, scaling: str, sec
 
 
 @PLACES
-@pytest.mark.parametrize("scaling", [one for one in quantized.SCALINGS if one != "nvfp4"])
+@pytest.mark.parametrize("scaling", [each for each in quantized.SCALINGS if each != "nvfp4"])
 def test_only_nvfp4_has_a_second_level_scale(place: Any, scaling: str) -> None:
     values, scales = quantized_by(scaling)
     with pytest.raises(ac.InvalidOperandError, match=r"global_scale is 0\.5; only nvfp4 has one"):

@@ -200,12 +200,12 @@ def test_tf32_rounds_operands_and_the_other_modes_do_not() -> None:
 ONE = np.full((1,), 3.0, np.float32)
 
 
-@pytest.mark.parametrize("one", [3, 3.0, np.float32(3), np.array(3.0, np.float16), ONE, ONE.reshape(1, 1), [3.0]])
-def test_one_scale_in_all_its_forms(one: Any) -> None:
+@pytest.mark.parametrize("scale", [3, 3.0, np.float32(3), np.array(3.0, np.float16), ONE, ONE.reshape(1, 1), [3.0]])
+def test_one_scale_in_all_its_forms(scale: Any) -> None:
     rng = np.random.default_rng(8)
     a, b = _random(rng, (2, 3, 5), D.F8E4M3), _random(rng, (5, 4), D.F8E5M2)
-    want = 9.0 * np.matmul(a.astype(np.float64), b.astype(np.float64))
-    _same(gemm_reference.gemm(a, b, scale_a=one, scale_b=one, out_dtype=D.BF16), numerics.saturating_cast(want, D.BF16))
+    want = numerics.saturating_cast(9.0 * np.matmul(a.astype(np.float64), b.astype(np.float64)), D.BF16)
+    _same(gemm_reference.gemm(a, b, scale_a=scale, scale_b=scale, out_dtype=D.BF16), want)
 
 
 @pytest.mark.parametrize("pair", [(D.F8E4M3, D.F8E5M2), (D.F8E5M2, D.F8E4M3)])

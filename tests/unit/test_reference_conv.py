@@ -194,8 +194,8 @@ def test_operands_may_be_views_and_are_left_alone() -> None:
     got = convolution(FPROP, x, w, out_dtype=D.F64)
     np.testing.assert_array_equal(got, convolution(FPROP, x.copy(), w.copy(), out_dtype=D.F64))
     np.testing.assert_array_equal(base, keep)
-    one = convolution(DGRAD, x, np.ones((4, 1, 1, 4), np.float32), x.shape, out_dtype=D.F32)
-    assert not np.shares_memory(one, base)
+    result = convolution(DGRAD, x, np.ones((4, 1, 1, 4), np.float32), x.shape, out_dtype=D.F32)
+    assert not np.shares_memory(result, base)
 
 
 @pytest.mark.parametrize(

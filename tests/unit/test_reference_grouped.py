@@ -70,12 +70,12 @@ def test_contiguous_groups(
     start = 0
     for g, size in enumerate(sizes):
         part = slice(start, start := start + size)
-        one: dict[str, Any] = {"bias": bias if bias.ndim == 1 else bias[g], "scale_d": 3.0, **terms}
+        options: dict[str, Any] = {"bias": bias if bias.ndim == 1 else bias[g], "scale_d": 3.0, **terms}
         if scales:
-            one["scale_a"] = rows[part] if scales["scale_a"] is rows else 0.5
-            one["scale_b"] = columns[g] if scales["scale_b"] is columns else 4.0
-        want[part] = gemm_reference.gemm(a[part], b[g], c[part], activation="relu", out_dtype=D.BF16, **one)
-        magnitude[part] = gemm_reference.absolute_product(a[part], b[g], c[part], **one)
+            options["scale_a"] = rows[part] if scales["scale_a"] is rows else 0.5
+            options["scale_b"] = columns[g] if scales["scale_b"] is columns else 4.0
+        want[part] = gemm_reference.gemm(a[part], b[g], c[part], activation="relu", out_dtype=D.BF16, **options)
+        magnitude[part] = gemm_reference.absolute_product(a[part], b[g], c[part], **options)
     _same(got, want)
     assert (got is out) == with_out
     limits = absolute_grouped_product(a, b, c, bias=bias, scale_d=3.0, **where, **terms, **scales)
@@ -156,10 +156,10 @@ def test_lists_of_matrices(shapes: list[tuple[int, int, int]], full: bool) -> No
     limits = absolute_grouped_product(a, b, c if full else None, **terms)
     assert len(got) == len(limits) == len(shapes)
     for g in range(len(shapes)):
-        one = terms | ({"bias": bias[g], "scale_a": scale_a[g]} if full else {})
+        options = terms | ({"bias": bias[g], "scale_a": scale_a[g]} if full else {})
         operands = (a[g], b[g], c[g] if full else None)
-        _same(got[g], gemm_reference.gemm(*operands, out_dtype=D.F32, **one))
-        np.testing.assert_array_equal(limits[g], gemm_reference.absolute_product(*operands, **one))
+        _same(got[g], gemm_reference.gemm(*operands, out_dtype=D.F32, **options))
+        np.testing.assert_array_equal(limits[g], gemm_reference.absolute_product(*operands, **options))
         assert (got[g] is out[g]) == full
 
 
@@ -210,7 +210,7 @@ def test_a_failed_call_leaves_out_alone() -> None:
     out = [np.full((2, 2), 7.0), np.full((2, 2), 7.0)]
     with pytest.raises(InvalidOperandError, match=r"group 1: a has K = 4"):
         grouped_oracle.grouped_gemm(a, b, out=out, out_dtype=D.F64)
-    assert all((one == 7.0).all() for one in out)
+    assert all((array == 7.0).all() for array in out)
 
 
 @quick

@@ -43,7 +43,7 @@ def _constant(value: float) -> Node:
 def _tree(result: Node, **stores: tuple[Output, Node]) -> EpilogueVisitorTree:
     """A tree whose outputs have the names of the arguments."""
     return EpilogueVisitorTree(
-        result, [(Output(name, one.kind, one.dtype, one.reduction), node) for name, (one, node) in stores.items()]
+        result, [(Output(name, form.kind, form.dtype, form.reduction), node) for name, (form, node) in stores.items()]
     )
 
 
@@ -65,7 +65,7 @@ def _of(values: Any, dtype: D = D.F32) -> Array:
 
 def _computed(op: str, *arguments: Any, numbers: tuple[float, ...] = ()) -> Array:
     """An operation in double, of numbers or of arrays of one dimension; its first argument is the accumulator."""
-    first, *others = (np.atleast_2d(np.asarray(one, np.float64)) for one in np.broadcast_arrays(*arguments))
+    first, *others = (np.atleast_2d(np.asarray(argument, np.float64)) for argument in np.broadcast_arrays(*arguments))
     names = ("x", "y")[: len(others)]
     tree = EpilogueVisitorTree(
         _op(op, ACC, *(_input(name, "matrix", D.F64) for name in names), numbers=numbers),
@@ -151,7 +151,7 @@ def test_operation(name: str) -> None:
     if name in ("sqrt", "rsqrt", "log", "reciprocal", "divide"):
         arguments[-1] = np.abs(arguments[-1]) + 0.25
     numbers = tuple({"slope": 0.125, "low": -1.5, "high": 2.0}[number] for number in OPS[name].attributes)
-    want = [float(DEFINITIONS[name](*map(float, one), *numbers)) for one in zip(*arguments, strict=True)]
+    want = [float(DEFINITIONS[name](*map(float, element), *numbers)) for element in zip(*arguments, strict=True)]
     got = _computed(name, *arguments, numbers=numbers)
     np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-13)
 
@@ -255,7 +255,7 @@ def test_derivatives_keep_their_relative_error_where_they_are_tiny(name: str) ->
     ends = {"d_gelu": 37.0, "d_gelu_tanh": 20.0, "d_silu": 700.0, "d_sigmoid": 700.0, "d_tanh": 350.0}
     x = np.linspace(5.5, ends[name], 40)
     x = np.concatenate([-x, x])
-    want = np.array([_exactly(name, float(one)) for one in x])
+    want = np.array([_exactly(name, float(value)) for value in x])
     assert (np.abs(want) > 1e-308).all()
     np.testing.assert_allclose(_computed(name, 1.0, x), want, rtol=1e-12, atol=0)
 
@@ -660,8 +660,8 @@ def test_errors_of_two_values(name: str, x: float, x_error: float, y: float, y_e
         _op("select", _input(which, "column"), ACC, _constant(value)) for which, value in (("f", x), ("s", y))
     )
     pick = {"f": np.array([1, 0], np.float32), "s": np.array([0, 1], np.float32)}
-    one = _bounds(_op(name, first, second), acc, error, pick)
-    assert one.max() <= worst * (1 + 1e-6)
+    bounds = _bounds(_op(name, first, second), acc, error, pick)
+    assert bounds.max() <= worst * (1 + 1e-6)
     # Both at once: of an accumulator that is 1 within 1, (acc - 1) times an error is one within it.
     pushed = [
         _op("fma", _op("subtract", ACC, _constant(1.0)), _constant(by), _constant(at))
@@ -759,7 +759,7 @@ def _activated(name: str) -> Node:
 def _activation_bounds(name: str, x: Any, out_dtype: D, *more: tuple[Output, Node]) -> Array:
     """The bounds of the activation alone, which only its maxima show: they are f32 whatever is stored."""
     node = _activated(name)
-    stores = {f"more{number}": one for number, one in enumerate(more)}
+    stores = {f"more{number}": operand_node for number, operand_node in enumerate(more)}
     tree = _tree(node, values=_reduced(node, "row", "max"), **stores)
     operands = {"dy": np.ones(1, np.float32)} if name in GRADIENT_OPS else {}
     return reference.tolerances(tree, np.atleast_2d(x), 0.0, operands, out_dtype=out_dtype)["values"]
@@ -827,8 +827,8 @@ def test_reductions_add_errors_and_roundings() -> None:
     np.testing.assert_allclose(got["all"], [6.0], rtol=1e-5)
     np.testing.assert_allclose(got["top"], np.full(3, 0.5), rtol=1e-5)
     np.testing.assert_allclose(got["size"], [0.5], rtol=1e-5)
-    one = np.where(np.arange(12).reshape(3, 4) == 5, INF, 0.0)
-    for name, bound in reference.tolerances(tree, acc, one, {}, out_dtype=D.F32).items():
+    acc_error = np.where(np.arange(12).reshape(3, 4) == 5, INF, 0.0)
+    for name, bound in reference.tolerances(tree, acc, acc_error, {}, out_dtype=D.F32).items():
         assert np.isinf(bound).any(), name
         assert (np.isinf(bound).sum() == 1) == (name != "out" or bound.size == 12)
     # Sums that overflow, and infinities that do not.
@@ -988,10 +988,10 @@ def _simulated(
     narrow = NARROW if is_narrow(tree.program, out_dtype) else {}
     values: list[Array] = []
     shape = acc.shape
-    kinds = {one.name: one.kind for one in tree.inputs}
+    kinds = {operand.name: operand.kind for operand in tree.inputs}
     with np.errstate(all="ignore"):
         for node in tree.nodes:
-            inputs = [values[tree.index(one)] for one in node.inputs]
+            inputs = [values[tree.index(operand)] for operand in node.inputs]
             if node.op == "acc":
                 value = acc
             elif node.op == "constant":
@@ -1055,7 +1055,7 @@ def trees(draw: st.DrawFn) -> EpilogueVisitorTree:
     for _ in range(draw(st.integers(1, 7))):
         name = draw(st.sampled_from([*OPS, "cast"]))
         if name == "cast":
-            numbers, arity = (draw(st.sampled_from([one.value for one in INPUT_DTYPES])),), 1
+            numbers, arity = (draw(st.sampled_from([dtype.value for dtype in INPUT_DTYPES])),), 1
         else:
             numbers, arity = {"clamp": (-0.7, 1.3), "leaky_relu": (0.1,)}.get(name, ()), OPS[name].arity
         chosen = [drawn() for _ in range(arity)]
@@ -1076,10 +1076,10 @@ def trees(draw: st.DrawFn) -> EpilogueVisitorTree:
 def _operands(rng: np.random.Generator, tree: EpilogueVisitorTree, spread: float) -> dict[str, Array]:
     shapes = {"scalar": (1,), "row": (N,), "column": (M,), "matrix": (M, N)}
     return {
-        one.name: rng.integers(0, 256, (M, 2), np.uint8)
-        if one.dtype is None
-        else _of(rng.normal(size=shapes[one.kind]) * spread, one.dtype)
-        for one in tree.inputs
+        operand.name: rng.integers(0, 256, (M, 2), np.uint8)
+        if operand.dtype is None
+        else _of(rng.normal(size=shapes[operand.kind]) * spread, operand.dtype)
+        for operand in tree.inputs
     }
 
 

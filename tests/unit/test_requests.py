@@ -256,9 +256,9 @@ def test_scaled_sources(scaling: str | None, quantized: bool, arch: SmArch) -> N
     )  # fmt: skip
     key = request.plan_key()
     assert (f"{scaling} scales" in key.epilogue, "quantized" in key.epilogue) == (scaling is not None, quantized)
-    blocks = [one for _, one in cells([arch]) if one.op == "gemm" and one.scale_type == "f32" and one.d is D.BF16]
-    blocks = [one for one in blocks if one.mainloop != FEW]
-    if scaling == "block" and not any(one.epilogue == "scaled" or not quantized for one in blocks):
+    blocks = [cell for _, cell in cells([arch]) if cell.op == "gemm" and cell.scale_type == "f32" and cell.d is D.BF16]
+    blocks = [cell for cell in blocks if cell.mainloop != FEW]
+    if scaling == "block" and not any(cell.epilogue == "scaled" or not quantized for cell in blocks):
         with pytest.raises(UnsupportedError, match="no kernel of the matrix"):
             request.render_cu()
         return
@@ -353,13 +353,13 @@ def test_operands_of_trees_are_dense(batch: int, layout: GemmLayout) -> None:
     request = GemmRequest(GemmShape(8, 20, 32, batch), dtype=D.F16, layout_c=layout, epilogue=GemmEpilogue(tree=TREE))
     fusion = request.fusion()
     assert fusion is not None
-    assert [one.name for one in fusion.inputs] == [one.name for one in TREE.inputs]
-    assert [one.name for one in fusion.outputs] == ["before", "of_columns", "of_rows", "positive", "top"]
+    assert [operand.name for operand in fusion.inputs] == [operand.name for operand in TREE.inputs]
+    assert [output.name for output in fusion.outputs] == ["before", "of_columns", "of_rows", "positive", "top"]
     inner = (20, 1) if layout is GemmLayout.ROW_MAJOR else (1, 8)
     lead, step = ((3,), (160,)) if batch > 1 else ((), ())
     matrix = (*lead, 8, 20), (*step, *inner)
     mask = (*lead, 8, 3), (*((24,) if batch > 1 else ()), 3, 1)
-    assert {one.name: (one.shape, one.strides, one.dtype) for one in fusion.arrays} == {
+    assert {array.name: (array.shape, array.strides, array.dtype) for array in fusion.arrays} == {
         "factor": ((1,), (1,), D.F32),
         "bias": ((20,), (1,), D.BF16),
         "rows": ((8, 1), (1, 1), D.F32),
@@ -372,8 +372,8 @@ def test_operands_of_trees_are_dense(batch: int, layout: GemmLayout) -> None:
         "top": ((1,), (1,), D.F32),
     }
     slots = {slot.name: slot for slot in operation_of(request).operands(request)}
-    assert list(slots) == ["a", "b", *(one.name for one in fusion.arrays), "out"]
-    assert {name for name, slot in slots.items() if slot.written} == {"out", *(one.name for one in fusion.outputs)}
+    assert list(slots) == ["a", "b", *(array.name for array in fusion.arrays), "out"]
+    assert {name for name, slot in slots.items() if slot.written} == {"out", *(each.name for each in fusion.outputs)}
     assert {name for name, slot in slots.items() if slot.element == (1, 8)} == {"kept", "positive"}
     assert operation_of(request).names(request) == (*list(slots)[:-1], "c")
 
@@ -392,9 +392,9 @@ def test_a_tree_may_decide_the_results_type() -> None:
     tree = EvtBuilder().quantize("e4m3", scale="scale").build()
     for out_dtype in (None, D.F8E4M3):
         request = GemmRequest(SHAPE, dtype=D.F16, out_dtype=out_dtype, epilogue=GemmEpilogue(beta=1.0, tree=tree))
-        what = request.problem(0)
-        assert request.result_dtype is what.d.dtype is D.F8E4M3
-        assert what.c == what.d
+        problem = request.problem(0)
+        assert request.result_dtype is problem.d.dtype is D.F8E4M3
+        assert problem.c == problem.d
     with pytest.raises(InvalidOperandError, match="the epilogue casts D to e4m3; out_dtype says f16"):
         GemmRequest(SHAPE, dtype=D.F16, out_dtype=D.F16, epilogue=GemmEpilogue(tree=tree))
 
@@ -514,7 +514,7 @@ def test_every_request_has_a_source(op: str, arch: SmArch) -> None:
     for dtype in (D.F16, D.BF16, D.F8E4M3, D.F8E5M2, D.F32, D.TF32):
         request: Any = OTHERS[op]
         if op == "grouped_gemm":
-            if not any(one.op == op and one.a is one.b is dtype for _, one in cells([arch])):
+            if not any(key.op == op and key.a is key.b is dtype for _, key in cells([arch])):
                 continue
             request = dataclasses.replace(request, layout_b=GemmLayout.COL_MAJOR)
         source, name = dataclasses.replace(request, dtype=dtype, arch=arch).render_cu()

@@ -87,26 +87,26 @@ def test_keys_without_a_kernel_are_refused_with_the_reason(changes: dict[str, An
 )
 def test_a_division_covers_the_result_and_every_step_once(key: KernelKey, m: int, n: int, k: int) -> None:
     clusters = 132 // (key.cluster[0] * key.cluster[2])
-    one = division(key, variant(m, n, k).extents, clusters)
-    assert one.height <= gemm_split_sm90.ROWS
-    assert one.width <= one.wide <= key.tile[1]
-    rows, columns = one.height * one.pair[0], one.width * one.pair[1]
-    assert one.pair[0] * one.pair[1] == key.cluster[0]
-    assert one.whole + one.cut == math.ceil(m / rows) * math.ceil(n / columns)
-    assert one.sharing <= clusters
-    assert (one.cut == 0) == (one.sharing == 0) == (one.segments == 0)
-    if one.cut:
+    found = division(key, variant(m, n, k).extents, clusters)
+    assert found.height <= gemm_split_sm90.ROWS
+    assert found.width <= found.wide <= key.tile[1]
+    rows, columns = found.height * found.pair[0], found.width * found.pair[1]
+    assert found.pair[0] * found.pair[1] == key.cluster[0]
+    assert found.whole + found.cut == math.ceil(m / rows) * math.ceil(n / columns)
+    assert found.sharing <= clusters
+    assert (found.cut == 0) == (found.sharing == 0) == (found.segments == 0)
+    if found.cut:
         # Each cluster has a part, of so many steps that adding it up is worth while, and of two tiles at most.
-        assert one.sharing > one.cut or one.sharing == clusters
-        assert one.cut * math.ceil(k / _core.SPLIT_BOX) >= _core.SPLIT_LEAST_STEPS * key.cluster[2] * one.sharing
-        assert one.cut <= 2 * one.sharing
+        assert found.sharing > found.cut or found.sharing == clusters
+        assert found.cut * math.ceil(k / _core.SPLIT_BOX) >= _core.SPLIT_LEAST_STEPS * key.cluster[2] * found.sharing
+        assert found.cut <= 2 * found.sharing
 
 
 def test_long_products_of_few_tiles_go_to_all_multiprocessors() -> None:
     for k in (16384, 131072):
-        one = division(cell(D.BF16, "rc", 1, 4), variant(128, 128, k).extents, 29)
-        assert (one.whole, one.cut, one.segments) in {(0, 1, 1), (0, 2, 1)}
-        assert one.sharing >= 28
+        found = division(cell(D.BF16, "rc", 1, 4), variant(128, 128, k).extents, 29)
+        assert (found.whole, found.cut, found.segments) in {(0, 1, 1), (0, 2, 1)}
+        assert found.sharing >= 28
 
 
 @pytest.mark.parametrize(("m", "n"), [(128, 128), (256, 256), (36, 200), (400, 304)])

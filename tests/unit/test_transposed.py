@@ -70,20 +70,20 @@ def test_what_lies_in_a_layout_that_serves_less_may_be_copied(
 ) -> None:
     problem = product(256, 512, 128, layouts, dtype, math)
     found = [formulation for group in GemmSearch(problem, H200).formulations for formulation in group]
-    assert {one.copied.operand for one in found if one.copied is not None} == copied
-    assert all(one.copied is None for group in GemmSearch(problem, A100).formulations for one in group)
+    assert {formulation.copied.operand for formulation in found if formulation.copied is not None} == copied
+    assert all(formulation.copied is None for group in GemmSearch(problem, A100).formulations for formulation in group)
 
 
 def test_copies_for_kernels_without_vectors_are_of_any_width() -> None:
     """Those of K that is no multiple of four; N is none either, and vectors of the copy would not end with its rows."""
     search = GemmSearch(product(256, 513, 130, "rc", D.F32, "ieee"), H200)
-    found = [one for group in search.formulations for one in group if one.copied is not None]
-    assert [(one.copied.operand, one.align_b) for one in found if one.copied] == [("b", 1)]
+    found = [formulation for group in search.formulations for formulation in group if formulation.copied is not None]
+    assert [(each.copied.operand, each.align_b) for each in found if each.copied] == [("b", 1)]
 
 
 def test_small_products_of_ieee_f32_are_not_worth_a_copy() -> None:
     search = GemmSearch(product(64, 96, 128, "rc", D.F32, "ieee"), H200)
-    assert all(one.copied is None for group in search.formulations for one in group)
+    assert all(formulation.copied is None for group in search.formulations for formulation in group)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_rows_of_odd_length_are_copied_if_the_other_operand_is_aligned(
     """With both misaligned one copy brings TMA nothing."""
     for dtype in (D.BF16, D.F16):
         search = GemmSearch(product(*extents, layouts, dtype, "default"), H200)
-        found = [one for group in search.formulations for one in group if one.copied is not None]
-        assert {one.copied.operand for one in found if one.copied} == copied
-        assert {(one.align_a, one.align_b) for one in found} <= {(8, 8)}
+        found = [each for group in search.formulations for each in group if each.copied is not None]
+        assert {formulation.copied.operand for formulation in found if formulation.copied} == copied
+        assert {(formulation.align_a, formulation.align_b) for formulation in found} <= {(8, 8)}
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_products_of_odd_rows_have_copies_where_that_is_faster(
 @pytest.mark.parametrize(("k", "copied"), [(65535 * 64, True), (65535 * 64 + 4, False)])
 def test_k_that_no_grid_covers_is_not_copied(k: int, copied: bool) -> None:
     search = GemmSearch(product(64, 64, k), H200)
-    assert any(one.copied for group in search.formulations for one in group) is copied
+    assert any(formulation.copied for group in search.formulations for formulation in group) is copied
 
 
 def test_batch_invariant_kernels_need_no_helper_that_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:

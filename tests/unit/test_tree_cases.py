@@ -61,7 +61,7 @@ def test_trees_without_masks() -> None:
     for seed in SEEDS:
         d, acc = RESULTS[seed % len(RESULTS)]
         tree = random_tree(seed, d=d, acc=acc, masks=False)
-        assert MASK not in {one.kind for one in (*tree.inputs, *tree.outputs)}
+        assert MASK not in {operand.kind for operand in (*tree.inputs, *tree.outputs)}
 
 
 def test_special_trees_make_nan_and_infinity() -> None:
@@ -82,15 +82,15 @@ def test_cases_cover_everything() -> None:
     assert len(trees) == 200
     assert len({tree.program for tree in trees}) > 190
     assert {node.op for tree in trees for node in tree.nodes} == {*OPS, "cast", "acc", "constant", "input"}
-    assert {one.kind for tree in trees for one in tree.inputs} == set(KINDS)
-    read = {one.dtype for tree in trees for one in tree.inputs}
+    assert {operand.kind for tree in trees for operand in tree.inputs} == set(KINDS)
+    read = {operand.dtype for tree in trees for operand in tree.inputs}
     cast = {D(node.attributes[0]) for tree in trees for node in tree.nodes if node.op == "cast"}
-    outputs = [one for tree in trees for one in tree.outputs]
+    outputs = [output for tree in trees for output in tree.outputs]
     assert read == {*INPUT_DTYPES, None}
     assert cast == set(INPUT_DTYPES)
-    assert {one.dtype for one in outputs if one.kind == MATRIX and not one.reduction} == set(INPUT_DTYPES)
-    assert MASK in {one.kind for one in outputs}
-    reduced = {(one.kind, one.reduction) for one in outputs if one.reduction}
+    assert {output.dtype for output in outputs if output.kind == MATRIX and not output.reduction} == set(INPUT_DTYPES)
+    assert MASK in {output.kind for output in outputs}
+    reduced = {(output.kind, output.reduction) for output in outputs if output.reduction}
     assert reduced == {(kind, reduction) for kind in REDUCED_KINDS for reduction in REDUCTIONS}
     older = [case for case in cases() if case.arch is not None]
     assert math.isclose(len(older), len(trees) / 3, abs_tol=1)
@@ -121,7 +121,7 @@ def test_tolerances_tell_right_from_wrong() -> None:
     for case in filter(small, (*cases(), *common().values())):
         values = case.values()
         acc, error = case.accumulators(values)
-        read = {one.name: values[one.name] for one in case.tree.inputs}
+        read = {operand.name: values[operand.name] for operand in case.tree.inputs}
         got = reference.evaluate(case.tree, acc, read, out_dtype=case.d)
         bounds = reference.tolerances(case.tree, acc, error, read, out_dtype=case.d)
         assert {name: array.shape for name, array in got.items()} == {
@@ -149,7 +149,7 @@ def check_unfused_in_torch(seed: int) -> None:
     acc = accumulators(seed)
     operands = random_operands(tree, acc.shape, seed)
     tensors = {name: to_torch(array) for name, array in operands.items()}
-    got = {name: array_of(one) for name, one in evaluate_torch(tree, to_torch(acc), tensors, out_dtype=d).items()}
+    got = {name: array_of(value) for name, value in evaluate_torch(tree, to_torch(acc), tensors, out_dtype=d).items()}
     assert reference.mismatches(tree, got, acc, 0.0, operands, out_dtype=d) == []
 
 

@@ -67,10 +67,11 @@ def test_problems_differ_but_for_the_gpu_they_are_on() -> None:
 def test_requests_and_arrays_of_one_row_are_the_same_problem() -> None:
     """Arrays have no stride along a dimension of one element; records that were written before had that of requests."""
     rows = [MatrixSpec((1, 64), strides, ac.CutlassDtype.BF16) for strides in ((64, 1), (0, 1))]
-    one, other = (dataclasses.replace(PROBLEM, a=row, d=row) for row in rows)
-    assert tuning.identity(one) == tuning.identity(other)
-    assert tuning.identity(dataclasses.asdict(one) | {"a": {"shape": [1, 64], "strides": [64, 1]}}) == tuning.identity(
-        dataclasses.asdict(one) | {"a": {"shape": [1, 64], "strides": [0, 1]}}
+    first, other = (dataclasses.replace(PROBLEM, a=row, d=row) for row in rows)
+    assert tuning.identity(first) == tuning.identity(other)
+    fields = dataclasses.asdict(first)
+    assert tuning.identity(fields | {"a": {"shape": [1, 64], "strides": [64, 1]}}) == tuning.identity(
+        fields | {"a": {"shape": [1, 64], "strides": [0, 1]}}
     )
 
 
@@ -79,14 +80,14 @@ def test_the_fastest_counts_in_any_order(tmp_path: Path) -> None:
     found = set()
     for order in itertools.permutations(records):
         tuning.clear()
-        for one in order:
-            tuning.add([one])
+        for choice in order:
+            tuning.add([choice])
         found.add(tuning.find("a GPU", PROBLEM))
     (kept,) = found
     assert kept in records[1:3]
     assert tuning.find("another GPU", PROBLEM) is None
     path = tmp_path / "tuned.jsonl"
-    path.write_text("\n\n".join(one.line() for one in records))
+    path.write_text("\n\n".join(choice.line() for choice in records))
     tuning.clear()
     assert ac.load_tuning(path) == len(records)
     assert tuning.find("a GPU", PROBLEM) == kept
@@ -163,14 +164,14 @@ def test_the_command_reads_and_writes_the_profilers_csv(tmp_path: Path) -> None:
     request = ac.GemmRequest(ac.GemmShape(64, 64, 64), dtype=ac.CutlassDtype.BF16, arch=ac.SmArch.SM90A)
     key = next(key for key in KEYS if (key.op, key.generation, key.layout_b) == ("gemm", "sm90", "c"))
     request = dataclasses.replace(request, layout_b=ac.GemmLayout.COL_MAJOR)
-    one = dataclasses.replace(record(), key=key, problem=tuning.identity(request.problem(0)), chosen=key.name)
-    assert profiler_csv.write([one], profile) == 1
+    choice = dataclasses.replace(record(), key=key, problem=tuning.identity(request.problem(0)), chosen=key.name)
+    assert profiler_csv.write([choice], profile) == 1
     words = ["tune", "--from-csv", str(profile), "--gpu", "a GPU", "--out", str(tuned), "--csv", str(again)]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert again.read_text() == profile.read_text()
     (found,) = tuning.read(tuned)
-    assert (found.gpu, found.key, found.microseconds) == ("a GPU", key, one.microseconds)
+    assert (found.gpu, found.key, found.microseconds) == ("a GPU", key, choice.microseconds)
     assert ac.load_tuning(profile, gpu="a GPU") == 1
     assert tuning.find("a GPU", request.problem(0)) == found
 

@@ -57,7 +57,7 @@ def test_records_come_back_as_they_were_written(file: Path) -> None:
     written = [record(), record(how=AUDITED, image="cd"), record(kernel=OTHER.name, image="", compiler="nvcc 13.0.88")]
     records.write(file, written)
     assert sorted(records.read(file), key=str) == sorted(written, key=str)
-    assert verification.records()[KEY.name] == [one for one in records.read(file) if one.kernel == KEY.name]
+    assert verification.records()[KEY.name] == [entry for entry in records.read(file) if entry.kernel == KEY.name]
 
 
 def test_a_file_of_something_else_is_refused(file: Path) -> None:
@@ -71,8 +71,8 @@ def test_the_installed_records_are_read_and_small() -> None:
     assert verification.FILE.is_file()
     assert verification.FILE.stat().st_size < 1 << 20
     names = {key.name for key in expand("full", list(SmArch))}
-    assert {one.kernel for one in records.read(verification.FILE)} <= names
-    assert {one.how for one in records.read(verification.FILE)} <= {*verification.MEANINGS}
+    assert {entry.kernel for entry in records.read(verification.FILE)} <= names
+    assert {entry.how for entry in records.read(verification.FILE)} <= {*verification.MEANINGS}
 
 
 def test_a_kernel_without_a_record_is_not_verified(file: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_kernel_as_it_was_recorded(file: Path) -> None:
         "runs (NVIDIA H200, driver 580.1, nvrtc 13.0.88, 2026-11-22)"
     )
     assert told.short == "compiled and audited 2026-11-23, runs 2026-11-22"
-    assert [(one["how"], one["changed"]) for one in told.to_dict()] == [(AUDITED, False), (RUNS, False)]
+    assert [(entry["how"], entry["changed"]) for entry in told.to_dict()] == [(AUDITED, False), (RUNS, False)]
 
 
 @pytest.mark.parametrize("changes", [{"source": "0123456789abcdef"}, {"cutlass": "4.1.0-0123456789abcdef"}])
@@ -98,7 +98,7 @@ def test_a_kernel_that_changed_since_says_so(file: Path, changes: dict[str, str]
     told = verification.verification(KEY)
     assert str(told).startswith("changed since 2026-11-22 (runs then: NVIDIA H200")
     assert told.short == "changed since 2026-11-22"
-    assert [one["changed"] for one in told.to_dict()] == [True]
+    assert [entry["changed"] for entry in told.to_dict()] == [True]
     records.write(file, [record(**changes), record(compiler="nvcc 13.0.88")])
     verification.records.cache_clear()
     assert verification.verification(KEY).short == "runs 2026-11-22"
@@ -124,7 +124,7 @@ def test_what_ran_is_what_the_same_image_of_another_source_would_run() -> None:
     ran = record(date="2026-11-20T10:00Z", source="before", image="ab")
     for image, source in (("ab", record().source), ("cd", "before")):
         audited = record(how=AUDITED, image=image, date="2026-11-21T10:00Z")
-        kept = next(one for one in records.merged([ran], [audited]) if one.how == RUNS)
+        kept = next(entry for entry in records.merged([ran], [audited]) if entry.how == RUNS)
         assert (kept.source, kept.date) == (source, ran.date)
 
 

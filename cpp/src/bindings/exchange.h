@@ -26,7 +26,7 @@ void note_written(OwnedOperand& operand, void* stream);
 // Has the stream wait for the launch that wrote the operand last.
 void await_written(OwnedOperand const& operand, void* stream);
 
-// What an array's type has.
+// Properties of an array's type.
 struct ArrayType {
   DlExchangeApi const* api;  // or null
   PyObject* requires_grad;  // the descriptor of tensors' attribute, or null
@@ -91,9 +91,9 @@ class CallArrays {
 
   // Notes that the launch writes an array of the caller's.
   void written(pybind11::handle array) const;
-  // The array of a new result for the caller.
+  // The array of a new result, in the form for the caller.
   pybind11::object exported(NewArray&& made) const;
-  // To be called when all is launched.
+  // To be called after all launches.
   void finish() const;
 
   // The package's `LaunchStream`, which has imported the arrays that Python reads; null where there are none.

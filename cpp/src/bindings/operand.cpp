@@ -41,10 +41,10 @@ ArrayType array_type(PyTypeObject* type) {
   return {api, requires_grad.release().ptr(), own, derives_from(type, "numpy.ndarray")};
 }
 
-// Whether PyTorch records operations for a backward pass, in this thread and now: where it does not, as where a model
-// serves, weights that require a gradient have this asked in every call.
+// Whether PyTorch records operations for a backward pass in this thread. In inference, where it does not, every call
+// with weights that require a gradient asks.
 bool gradients_recorded() {
-  // The module that was asked last, and its function; under the GIL only.
+  // The module that was used last, and its function; under the GIL only.
   static PyObject* const name = PyUnicode_InternFromString("torch");
   static PyObject *torch = nullptr, *is_enabled = nullptr;
   PyObject* const module = PyDict_GetItemWithError(PyImport_GetModuleDict(), name);
@@ -86,7 +86,7 @@ Operand view_through(DlExchangeApi const* api, py::handle array) {
   return operand_from_view(tensor);
 }
 
-// Looks itself, and has Python say so.
+// Checks in C++; raises through Python for the message.
 void refuse_gradient(py::handle array, char const* name) {
   PyObject* const descriptor = type_of(array).requires_grad;
   if (descriptor == nullptr) return;
@@ -133,7 +133,7 @@ OwnedOperand from_capsule(py::capsule capsule) {
     auto* managed = capsule.get_pointer<DlManagedVersioned>();
     if (managed->version.major != 1) throw InvalidOperand("a DLPack capsule of an unknown major version");
     result.operand = operand_from_view(managed->tensor);
-    // What is written into a copy never reaches the array that was given.
+    // Writes into a copy would never reach the caller's array.
     result.operand.read_only = (managed->flags & (kDlReadOnly | kDlCopied)) != 0;
     capsule.set_name("used_dltensor_versioned");
     result.owner = py::capsule(managed, [](void* pointer) {
@@ -154,7 +154,7 @@ OwnedOperand from_capsule(py::capsule capsule) {
   return result;
 }
 
-// Memory as it is given to another framework, with what keeps it alive.
+// Memory exported to another framework, with the reference that keeps it alive.
 template <class Managed>
 struct Export {
   Managed managed;
@@ -189,7 +189,7 @@ py::capsule capsule_of(OwnedOperand const& self, uint64_t flags) {
   }
   static constexpr char const* name = versioned ? "dltensor_versioned" : "dltensor";
   return py::capsule(&made->managed, name, [](PyObject* capsule) {
-    if (PyCapsule_IsValid(capsule, name) == 0) return;  // someone took it over
+    if (PyCapsule_IsValid(capsule, name) == 0) return;  // a consumer took it over
     auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule, name));
     managed->deleter(managed);
   });
@@ -214,7 +214,7 @@ OwnedOperand copy_of(OwnedOperand const& self, void* stream) {
       py::module_::import("atomr_cutlass._core").attr("Buffer")(self.operand.device.id, bytes != 0 ? bytes : 1);
   auto const to = memory.attr("pointer").cast<DevicePointer>();
   made.operand.data = reinterpret_cast<void*>(to + offset);
-  made.owner = py::make_tuple(memory, self.owner);  // the source, until the copy is not needed any more
+  made.owner = py::make_tuple(memory, self.owner);  // keeps the source alive as long as the copy
   py::gil_scoped_release release_gil;
   DeviceGuard guard(self.operand.device.id);
   if (bytes != 0) copy_on_device(to, range.begin, bytes, stream);
@@ -232,8 +232,8 @@ void* consumer_stream(py::object const& given) {
   return handle == 1 ? nullptr : reinterpret_cast<void*>(handle);
 }
 
-// The operand as a DLPack capsule, for frameworks that import one: what wrote it last comes before what follows on the
-// consumer's stream.
+// The operand as a DLPack capsule, for frameworks that import one: the consumer's stream waits for the last launch that
+// wrote it.
 py::capsule to_capsule(OwnedOperand const& self, py::object const& stream, py::object const& max_version,
                        py::object const& dl_device, py::object const& copy) {
   DlDevice const own = self.operand.device;

@@ -20,7 +20,7 @@
 
 namespace atomr_cutlass {
 
-// What tells apart calls that have different plans. Values are words; of objects there are the type and the hash, and
+// The key by which calls share a plan. Values are words; of objects there are the type and the hash, and
 // the objects themselves to be compared. Calls that differ in the extents and strides of arrays alone are a family.
 class PlanStoreKey {
  public:
@@ -50,7 +50,7 @@ class PlanStoreKey {
   // Extents, then strides, of each view, and shapes.
   InlineVector<int64_t, 48> const& extents() const { return extents_; }
   bool has_objects() const { return !objects_.empty(); }
-  // May run Python's code.
+  // May run Python code.
   bool same_objects(PlanStoreKey const& other) const;
 
   // For a key that outlives the call; this one is of no use then.
@@ -132,7 +132,7 @@ class PlanFamily {
   size_t missed_ = 0, served_ = 0, tried_ = 0;
 };
 
-// Those used most recently. The GIL guards it.
+// The most recently used plans. The GIL guards it.
 class PlanStore {
  public:
   explicit PlanStore(size_t capacity);

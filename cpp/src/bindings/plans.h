@@ -1,4 +1,4 @@
-// What the bindings of plans have in common.
+// Common parts of the bindings of plans.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -25,7 +25,7 @@ inline bool is_symbol(pybind11::handle value) {
   return PyLong_CheckExact(value.ptr()) == 0 && pybind11::isinstance<Symbol>(value);
 }
 
-// Everything that a plan is made from, with holes where other extents have other numbers.
+// Everything that a plan is made from, with holes for numbers that depend on extents.
 class Blueprint {
  public:
   Blueprint(pybind11::list const& slots, pybind11::list const& temporaries, pybind11::list const& steps,

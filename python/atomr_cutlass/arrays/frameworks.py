@@ -1,7 +1,7 @@
-"""Array frameworks: which stream each works on, and how its arrays are imported, allocated and exported.
+"""Array frameworks: the stream of each, and how its arrays are imported, allocated and exported.
 
-A framework is supported by one class; `FRAMEWORKS` lists them, and adding one is adding that class. A call settles its
-`LaunchStream` first: imports, allocations and exports are ordered by it.
+Each framework is supported by one class in `FRAMEWORKS`. A call determines its `LaunchStream` first; imports,
+allocations and exports are ordered with respect to it.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ _EXTENTS = 2**63
 
 Shape = tuple[int, ...]
 Allocated: TypeAlias = "tuple[Any, _core.Operand]"
-"""An array, None where its framework imports finished results only, and its operand."""
+"""An array and its operand; the array is None if its framework can import finished results only."""
 
 
 @dataclass(slots=True, eq=False)
 class LaunchStream:
     """The stream that a call launches on, and the frameworks' own streams that are ordered with it.
 
-    A stream that is acquired is waited for by what is launched; released, it waits for what was launched. As a context
-    manager this is the launch stream of everything inside, and releases at the end.
+    `acquire` makes later launches wait for a framework's stream; `release` makes the acquired streams wait for the
+    launches. As a context manager it is the launch stream of the block, and releases the streams at its end.
 
     Attributes:
         handle: the CUstream; 0 is the legacy default stream.
-        named: whether the caller named it. Then arrays are the caller's to order, but for those whose protocol orders
-            them, and for memory that a framework allocates.
-        awaited: whether the caller waits for what is launched before anybody gets the result: nothing is released then.
-        synchronized: a GPU that the call waits for at its end: of a framework without streams that can be ordered.
+        named: whether the caller named it. Ordering arrays is then the caller's task, except arrays whose protocol
+            orders them, and memory that a framework allocates.
+        awaited: whether the launches are waited for before the result is returned: no stream is released then.
+        synchronized: a GPU to synchronize at the end of the call, for a framework whose streams cannot be ordered.
     """
 
     handle: int
@@ -74,7 +74,7 @@ class LaunchStream:
             self.release()
 
     def import_array(self, array: Any, name: str) -> _core.Operand:
-        """A view of an array, which is asked once in a call, ordered before what is launched; see `as_operand`."""
+        """A view of an array, imported once per call, whose pending work precedes the launches; see `as_operand`."""
         if known := self._imported.get(id(array)):
             return known[1]
         framework = framework_of(array)
@@ -84,26 +84,26 @@ class LaunchStream:
                 "__cuda_array_interface__ (PyTorch, CuPy, JAX)"
             )
         imported = framework.import_array(array, name, self)
-        self._imported[id(array)] = array, imported  # which keeps the array: no other can have its id
+        self._imported[id(array)] = array, imported  # the reference keeps the id unique
         return imported
 
     def allocate(self, shape: Shape, element: Element, device: int, like: Any) -> Allocated:
-        """(array of the kind of `like`, its operand) for a result, ordered behind the memory's former use."""
+        """A result (array of the kind of `like`, its operand); launches wait for earlier uses of its memory."""
         framework = framework_of(like) or OWN
         allocated = framework.allocate(shape, element, device, like)
         self.acquire(device, self.stream_of(framework, like, device), allocated=True)
         return allocated
 
     def stream_of(self, framework: Framework, array: Any, device: int) -> int | None:
-        """The stream that the framework works on, asked for once in a call."""
+        """The framework's current stream, queried once per call."""
         if (framework, device) not in self._streams:
             self._streams[framework, device] = framework.current_stream(array, device)
         return self._streams[framework, device]
 
     def acquire(self, device: int, stream: int | None, *, allocated: bool = False, ordered: bool = False) -> None:
-        """Has launches wait for a framework's stream, if it has one, unless the framework itself has them (`ordered`).
+        """Makes launches wait for a framework's stream, if it has one and has not done so itself (`ordered`).
 
-        A capture of a stream whose memory is used (`allocated`) takes the launch in.
+        If the stream of `allocated` memory is being captured, the launch joins the capture.
         """
         if stream is None or stream == self.handle:
             return
@@ -113,7 +113,7 @@ class LaunchStream:
             self._others[stream] = device
 
     def release(self) -> None:
-        """Has every stream that was acquired wait for the launches."""
+        """Makes every acquired stream wait for the launches."""
         for stream, device in self._others.items():
             _core.order_streams(device, self.handle, stream)
         self._others.clear()
@@ -126,12 +126,12 @@ _current: ContextVar[LaunchStream | None] = ContextVar("launch stream", default=
 
 
 def launch_stream() -> LaunchStream:
-    """That of the call in progress; outside one, the legacy default stream."""
+    """The launch stream of the call in progress; outside calls, the legacy default stream."""
     return _current.get() or LaunchStream(0, named=True)
 
 
 def packages(array: Any) -> Iterator[str]:
-    """The packages of an array's classes: a subclass may live in one of its own."""
+    """The packages of an array's class and its base classes: a subclass may be in another package."""
     for kind in type(array).__mro__:
         yield kind.__module__.partition(".")[0].replace("jaxlib", "jax")
 
@@ -142,19 +142,19 @@ def namespaces(array: Any) -> Iterator[Any]:
 
 
 class Framework(abc.ABC):
-    """An array framework; methods that a class leaves out serve memory of the package's own."""
+    """An array framework; the default methods serve memory that the package allocates."""
 
     @abc.abstractmethod
     def recognizes(self, array: Any) -> bool:
         """Whether the array is the framework's."""
 
     def current_stream(self, array: Any, device: int | None) -> int | None:
-        """The stream of this thread, on the device if that is known; None where a caller can order none."""
+        """This thread's stream, on the device if that is known; None if the framework exposes no stream."""
         return None
 
     @abc.abstractmethod
     def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
-        """A view that keeps the array alive, ordered before the launches."""
+        """A view that keeps the array alive; launches wait for its pending work."""
 
     def allocate(self, shape: Shape, element: Element, device: int, like: Any) -> Allocated:
         """An uninitialised row-major result of DLPack's (type code, bits), and its operand."""
@@ -163,7 +163,7 @@ class Framework(abc.ABC):
         return operand, operand
 
     def export(self, array: Any, operand: _core.Operand, stream: int) -> Any:
-        """The result as the caller gets it, behind the launch on the stream."""
+        """The result in the form that the caller gets, ordered after the launch on the stream."""
         return array
 
     def from_host(self, result: np.ndarray[Any, Any], like: Any) -> Any:
@@ -177,7 +177,7 @@ class Framework(abc.ABC):
 
 
 class Own(Framework):
-    """Operands of the package's own: each knows the launch that wrote it last."""
+    """The package's own operands, each of which records the launch that wrote it last."""
 
     def recognizes(self, array: Any) -> bool:
         return isinstance(array, _core.Operand)
@@ -207,7 +207,7 @@ class NumPy(Framework):
 
 
 class ExchangeApi(Framework):
-    """PyTorch from 2.10 on, and whatever else has DLPack's exchange API: arrays are read in C++."""
+    """PyTorch from 2.10 on, and other frameworks with DLPack's exchange API: arrays are read in C++."""
 
     def recognizes(self, array: Any) -> bool:
         return _core.has_exchange_api(array)
@@ -227,18 +227,18 @@ class ExchangeApi(Framework):
 
 
 class DlpackProducer(Framework):
-    """Whatever has `__dlpack__`: the producer itself orders its work before the launch stream."""
+    """Arrays with `__dlpack__`: the producer makes the launch stream wait for its work."""
 
     def recognizes(self, array: Any) -> bool:
         return hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__")
 
     def order(self, array: Any, device: int, launch: LaunchStream) -> int:
-        """The `stream` that `__dlpack__` is given for an array on this GPU."""
+        """The `stream` argument of `__dlpack__` for an array on this GPU."""
         return launch.handle or LEGACY_STREAM
 
     def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
         refuse_gradient(array, name)
-        if "torch" in packages(array):  # neither its stream nor its allocator can be had
+        if "torch" in packages(array):  # neither its stream nor its allocator is accessible
             version = getattr(sys.modules["torch"], "__version__", "of an unknown version")
             raise UnsupportedError(
                 f"{name} is a tensor of PyTorch {version}, which lacks DLPack's exchange API: PyTorch 2.10 is the "
@@ -285,7 +285,7 @@ class CuPy(DlpackProducer):
 
     def order(self, array: Any, device: int, launch: LaunchStream) -> int:
         own = launch.stream_of(self, array, device)
-        if own == launch.handle:  # which may be captured: nothing is to be recorded on any stream
+        if own == launch.handle:  # the stream may be captured: record no event on it
             return UNORDERED
         launch.acquire(device, own, ordered=True)
         return super().order(array, device, launch)
@@ -299,7 +299,7 @@ class CuPy(DlpackProducer):
 
 
 class Jax(DlpackProducer):
-    """JAX: its arrays are immutable, and on streams that no caller can name, so a call waits for its launch."""
+    """JAX: arrays are immutable, and their streams are not accessible, so a call waits for its launch."""
 
     def recognizes(self, array: Any) -> bool:
         return "jax" in packages(array)
@@ -307,7 +307,7 @@ class Jax(DlpackProducer):
     def import_array(self, array: Any, name: str, launch: LaunchStream) -> _core.Operand:
         operand = super().import_array(array, name, launch)
         if operand.device_type == CUDA:
-            launch.synchronized = operand.device  # JAX may give the memory to another array as soon as it is let go
+            launch.synchronized = operand.device  # JAX may reuse the memory as soon as the array is freed
         return operand if operand.read_only else _changed(operand, operand.device_type, read_only=True)
 
     def allocate(self, shape: Shape, element: Element, device: int, like: Any) -> Allocated:
@@ -319,7 +319,7 @@ class Jax(DlpackProducer):
 
 
 class CudaArray(Framework):
-    """Numba, and whatever else has `__cuda_array_interface__`, which names the stream to wait for."""
+    """Numba, and other arrays with `__cuda_array_interface__`, which names the stream to wait for."""
 
     def recognizes(self, array: Any) -> bool:
         return getattr(array, "__cuda_array_interface__", None) is not None
@@ -357,7 +357,7 @@ OWN, NUMPY, JAX, DLPACK = Own(), NumPy(), Jax(), DlpackProducer()
 FRAMEWORKS: tuple[Framework, ...] = (
     OWN, NUMPY, ExchangeApi(), CuPy(), JAX, DLPACK, CudaArray()
 )  # fmt: skip
-"""Every framework; an array is the first one's that recognizes it."""
+"""Every framework, in the order in which they are tried on an array."""
 
 
 def framework_of(array: Any) -> Framework | None:
@@ -366,7 +366,7 @@ def framework_of(array: Any) -> Framework | None:
 
 
 def refuse_gradient(array: Any, name: str) -> None:
-    """Refuses a tensor that requires a gradient, if PyTorch records gradients in this thread and now."""
+    """Refuses a tensor that requires a gradient while PyTorch records gradients in this thread."""
     torch = sys.modules.get("torch")  # a tensor has loaded it
     if getattr(array, "requires_grad", False) is True and torch is not None and torch.is_grad_enabled():
         raise InvalidOperandError(
@@ -376,7 +376,7 @@ def refuse_gradient(array: Any, name: str) -> None:
 
 
 def _field(interface: Mapping[str, Any], label: str, name: str, read: Callable[[Any], Any], expected: str) -> Any:
-    """A field of a `__cuda_array_interface__`, as `read` takes it; None where one that may be left out is."""
+    """A field of a `__cuda_array_interface__`, parsed by `read`; None if an optional field is missing."""
     value = interface.get(name)
     if value is None and name in ("strides", "stream"):
         return None
@@ -387,7 +387,7 @@ def _field(interface: Mapping[str, Any], label: str, name: str, read: Callable[[
 
 
 def _dtype(name: Any) -> np.dtype[Any]:
-    if not isinstance(name, str):  # others have a meaning to NumPy
+    if not isinstance(name, str):  # NumPy interprets other values
         raise TypeError(name)
     return np.dtype(name)
 

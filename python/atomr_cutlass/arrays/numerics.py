@@ -1,8 +1,8 @@
 """Element types of arrays by NumPy and by DLPack, and conversions that round as the GPU does, with their error bounds.
 
 ml_dtypes holds the narrow formats, but its casts overflow to NaN or infinity where the hardware saturates, and
-round twice on the way from float64. So what they are given here is clipped, and in float32 without having been rounded
-to nearest (`_rounded_to_odd`): theirs is the only rounding.
+round twice on the way from float64. So values are clipped and made float32 by rounding to odd (`_rounded_to_odd`)
+first: the cast of ml_dtypes is then the only rounding to nearest.
 ml_dtypes is imported inside the functions that need it, so that importing the package stays cheap.
 """
 
@@ -28,7 +28,7 @@ INTEGER_DTYPES: Final = frozenset({CutlassDtype.I8, CutlassDtype.I32})
 """The integer element types: their products and sums are exact."""
 
 PRECISIONS: Final = ("ieee", "tf32", "3xtf32")
-"""The precisions that a caller may choose for float32 operands: their math modes; that of others is `default`."""
+"""The precisions of float32 operands, and their math modes; other operands have the math mode `default`."""
 
 FAST: Final = "fast"
 """fp8's further math mode, fast accumulation: the same sums, with fewer bits kept (see `reference.tolerance`)."""
@@ -75,7 +75,7 @@ def scale_type_of(dtype: np.dtype[Any]) -> ScaleType | None:
 
 
 def element_of(dtype: np.dtype[Any]) -> Element:
-    """DLPack's (type code, bits) of a NumPy dtype, which kernels must know."""
+    """DLPack's (type code, bits) of a NumPy dtype; refuses dtypes that no kernel has."""
     if dtype == np.uint8:
         return BYTE
     known = from_numpy_dtype(dtype) or scale_type_of(dtype)
@@ -85,7 +85,7 @@ def element_of(dtype: np.dtype[Any]) -> Element:
 
 
 def dtype_of(operand: _core.Operand, name: str) -> CutlassDtype:
-    """The operand's element type, which kernels must know; `name` is what errors call the operand."""
+    """The operand's element type; refuses types that no kernel has. Errors call the operand `name`."""
     dtype = CutlassDtype.from_dlpack(*operand.dtype)
     if dtype is None:
         valid = ", ".join(d.numpy_name for d in CutlassDtype if d is not CutlassDtype.TF32)
@@ -95,10 +95,10 @@ def dtype_of(operand: _core.Operand, name: str) -> CutlassDtype:
 
 
 def default_out_dtype(dtype: CutlassDtype, *, fused: bool = False) -> CutlassDtype:
-    """The result's element type where none is asked for, of operands of a type.
+    """The result's default element type for operands of a type.
 
-    Whether a tree, bias or activation makes the result (`fused`) matters to integers: that computes in float32, which
-    does not hold every int32.
+    Results of integers differ if a tree, bias or activation follows (`fused`): that computes in float32, which cannot
+    represent every int32.
     """
     if dtype is CutlassDtype.I8:
         return CutlassDtype.F32 if fused else CutlassDtype.I32
@@ -106,7 +106,7 @@ def default_out_dtype(dtype: CutlassDtype, *, fused: bool = False) -> CutlassDty
 
 
 def math_mode(dtype: CutlassDtype, precision: str | None, *, fast_accum: bool = False) -> str:
-    """The math mode of a kernel's key for `precision`, which is for float32, and, of fp8 operands, for `fast_accum`."""
+    """The math mode of a kernel's key: by `precision` for float32 operands, by `fast_accum` for fp8 operands."""
     if precision is not None and (not isinstance(precision, str) or precision not in PRECISIONS):
         raise InvalidOperandError(f"unknown precision {shown(precision)}; valid: {', '.join(PRECISIONS)}")
     if dtype is CutlassDtype.F32:
@@ -152,7 +152,7 @@ def smallest_step(dtype: CutlassDtype) -> float:
 
 def to_float64(array: AnyArray) -> FloatArray:
     """The values of an array of any `CutlassDtype` as float64, exactly (int64 up to 2**53); `array` itself if it is."""
-    # Quieting a signalling NaN is no reason for a warning.
+    # The conversion of a signalling NaN must not warn.
     with np.errstate(invalid="ignore"):
         return array.astype(np.float64, copy=False)
 
@@ -161,7 +161,7 @@ def saturating_cast(x: npt.ArrayLike, dtype: CutlassDtype) -> AnyArray:
     """Rounds float64 values to `dtype` as the GPU's epilogue does: to nearest even, once.
 
     * fp8 saturates to its finite maximum, infinity included; NaN becomes the NaN 0x7f (PTX `cvt.rn.satfinite`).
-    * fp4 saturates likewise; it has no NaN, and PTX turns NaN into the positive maximum, 6.
+    * fp4 saturates, infinity included; it has no NaN, and PTX turns NaN into the positive maximum, 6.
     * fp16, bf16 and fp32 overflow to infinity; NaN stays NaN. (TF32 is stored, and so rounded, as fp32.)
     * int8 and int32 round half to even and saturate; NaN becomes 0 (PTX `cvt.rni.sat`).
 

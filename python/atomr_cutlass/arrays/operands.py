@@ -1,4 +1,4 @@
-"""Operands: arrays of any framework as views, their checks, results of the caller's own kind, and copies."""
+"""Operands: views of arrays of any framework, their checks, results in the caller's framework, and copies."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def as_operand(array: Any, name: str = "an array") -> _core.Operand:
-    """A view of an array of any framework, which keeps it alive, ordered before what the call in progress launches."""
+    """A view that keeps an array of any framework alive; the call's launches wait for the array's pending work."""
     view, trace = launch_stream().import_array(array, name), symbols.current()
     return view if trace is None else trace.view(array, view)
 
 
 def launching(stream: Any, array: Any, *, awaited: bool = False) -> LaunchStream:
-    """The launch stream of a call, to be entered before anything is imported or allocated for it.
+    """The launch stream of a call, to be entered before arrays are imported or allocated.
 
-    Without a `stream` it is the current one of the framework of `array`, the first operand or a list of such. `awaited`
-    says whether the caller waits for what is launched before anybody gets the result.
+    Without a `stream` it is the current stream of the framework of `array`, the first operand or a list of arrays.
+    `awaited` says whether the launches are waited for before the result is returned.
     """
     if stream is not None:
         return LaunchStream(stream_handle(stream), named=True, awaited=awaited)
@@ -84,18 +84,18 @@ def _handle_of(stream: Any) -> Any:
 
 
 def current_stream(array: Any) -> int:
-    """The stream that the array's framework works on in this thread, on the array's device; 0 where it has none."""
+    """The current stream of the array's framework in this thread, on the array's device; 0 if it has none."""
     return (framework_of(array) or OWN).current_stream(array, None) or 0
 
 
 def empty(shape: tuple[int, ...], element: Element, device: int, like: Any) -> tuple[Any, _core.Operand]:
-    """An uninitialised row-major result of the kind of `like`, for JAX None until it is `finished`, and its operand."""
+    """An uninitialised row-major result of the kind of `like` (of JAX None, until `finished`), and its operand."""
     array, view = launch_stream().allocate(tuple(map(symbols.plain, shape)), element, device, like)
     return array, symbols.with_numbers(view, shape)
 
 
 def finished(array: Any, operand: _core.Operand, stream: int) -> Any:
-    """The result as the caller gets it: `array`, or a JAX array once the stream has done its work."""
+    """The result for the caller: `array`, or a JAX array, after the work of the stream is done."""
     framework = JAX if array is None else framework_of(array) or OWN
     return framework.export(array, operand, stream)
 
@@ -114,7 +114,7 @@ def check_backend(backend: str, backends: Iterable[str]) -> None:
 def views_of(
     given: Mapping[str, Any], needed: Iterable[str] = (), called: Mapping[str, str] | None = None
 ) -> dict[str, _core.Operand]:
-    """Views of the arrays that are not None, as `needed` ones must not be; errors have the names in `called`."""
+    """Views of the arrays that are not None; `needed` ones must not be. Errors use the names in `called`."""
     said = {**dict(zip(given, given, strict=True)), **(called or {})}
     for name in needed:
         if given[name] is None:
@@ -126,7 +126,7 @@ def views_of(
 
 
 def check_scalars(alpha: float, beta: float, c: Any, scale_d: Any = None) -> None:
-    """Refuses scalars that are no numbers, and a C that would not be read or is missing; `scale_d` multiplies beta."""
+    """Refuses scalars that are no numbers, a missing C, and a C with beta 0, where `scale_d` multiplies beta."""
     check_number(alpha, "alpha")
     check_number(beta, "beta")
     if c is not None and beta != 0 and isinstance(scale_d, NUMBERS) and float(beta) * float(scale_d) == 0:
@@ -156,9 +156,9 @@ def check_devices(views: Mapping[str, _core.Operand]) -> None:
 def result_dtype(
     views: Mapping[str, _core.Operand], requested: CutlassDtype | None, operand: CutlassDtype, *, fused: bool = False
 ) -> CutlassDtype:
-    """The result's element type: what is requested, else that of `out`, else the default for the operands.
+    """The result's element type: the requested one, else that of `out`, else the default for the operands.
 
-    Of integers, what follows the product (`fused`) gives what `c` is, where there is one.
+    For integer operands with a fused epilogue (`fused`) the element type of `c`, if given, precedes the default.
     """
     check_options(out_dtype=requested)
     given = dtype_of(views["out"], "out") if "out" in views else None
@@ -194,25 +194,25 @@ def check_apart(
 ) -> None:
     """Refuses results that share memory with each other or with an input.
 
-    A result may take the very place of what is `movable`: each element of that is read before it is written.
+    A result may be exactly the memory of a `movable` input: each element is read before it is written.
     """
     pairs = [*itertools.product(written.items(), read.items()), *itertools.combinations(written.items(), 2)]
-    for (name, view), (other, its) in pairs:
-        same = (its.pointer, its.strides, its.dtype[1]) == (view.pointer, view.strides, view.dtype[1])
-        if _core.overlap(view, its) and not (same and other in movable):
+    for (name, result), (other, view) in pairs:
+        same = (view.pointer, view.strides, view.dtype[1]) == (result.pointer, result.strides, result.dtype[1])
+        if _core.overlap(result, view) and not (same and other in movable):
             hint = f" ({name} may be exactly {' or '.join(movable)})" if name in {"d", "out"} and movable else ""
             raise InvalidOperandError(f"{name} overlaps {other}: give separate memory{hint}")
 
 
 def refuse_jax_out(out: Any, name: str = "out", *, needed: bool = False) -> None:
-    """Refuses a JAX array for a result, which may be left out unless it is `needed`."""
+    """Refuses a JAX array as a result; `needed`: whether the caller has to give one."""
     if out is not None and JAX.recognizes(out):
         cure = "give an array that may be written" if needed else f"leave {name} away"
         raise InvalidOperandError(f"{name} is a JAX array, which cannot be written: {cure}")
 
 
 def on_reference(backend: str, view: _core.Operand) -> bool:
-    """Whether the reference computes: asked for, or for host arrays where there is no GPU, warning once."""
+    """Whether the reference computes: as requested, or for host arrays without a GPU, with one warning."""
     if backend == "reference":
         return True
     if view.device_type != CPU or backend != "auto" or devices.available():
@@ -232,7 +232,7 @@ def to_numpy(operand: _core.Operand) -> AnyArray:
         return np.empty(operand.shape, _numpy_dtype(operand))
     start, size, view = _host_range(operand)
     interface = {"version": 3, "typestr": "|u1", "shape": (size,), "data": (start, operand.read_only)}
-    return view(np.asarray(SimpleNamespace(__array_interface__=interface, owner=operand)))  # which keeps it alive
+    return view(np.asarray(SimpleNamespace(__array_interface__=interface, owner=operand)))  # kept alive by the view
 
 
 def upload(array: AnyArray, device: int, *, columns: bool = False) -> _core.Operand:
@@ -257,7 +257,7 @@ def download(operand: _core.Operand) -> AnyArray:
 
 
 def copy_in(array: AnyArray, operand: _core.Operand) -> None:
-    """Writes a host array into a GPU operand of distinct elements; what lies between them is read and written back."""
+    """Writes a host array into a GPU operand of distinct elements; the bytes between them keep their values."""
     if 0 in operand.shape:
         return
     start, size, view = _host_range(operand)

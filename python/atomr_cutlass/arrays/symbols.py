@@ -1,9 +1,9 @@
 """Extents as symbols: how the numbers of a plan follow from the extents and strides of a call's arrays.
 
-Calls that differ in these alone are a family, whose plans are alike. While one of them is planned, they are `Number`s:
-integers that note in a `Trace` what is computed of them and, as a guard, every decision that depends on them. Where a
-number is taken as an integer by code that knows no symbols (an index, a key of a dictionary, a message, a function in
-C++), it guards its own value. So for other extents the program gives the plan that planning would make, or none
+Calls that differ in extents and strides alone have plans of the same form. While one of them is planned, these are
+`Number`s: integers that record in a `Trace` the computations with them and, as guards, the decisions that depend on
+them. Code that knows no symbols (an index, a key of a dictionary, a message, a function in C++) takes a number as an
+integer, which records a guard for its value. For other extents the program gives the plan that planning would, or none
 (cpp/src/shape_program.h).
 """
 
@@ -20,12 +20,12 @@ from typing import Any
 from .. import _core
 
 _EXACT = 2**53
-"""Below which a guard tells integers apart."""
+"""The bound of integers that a guard can tell apart."""
 _LONGEST = 4096
-"""Instructions of a program, at most: longer ones are of lists of many arrays, which take as long to evaluate."""
+"""Most instructions of a program: longer ones, of lists of many arrays, save no time over planning."""
 _WIDEST = 2**63
 _OF_RANKING = 7
-"""Numbers that a ranking leaves: kernel, formulation, seconds and launch options."""
+"""Number of results of a ranking: kernel, formulation, seconds and launch options."""
 
 _current: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
@@ -38,24 +38,24 @@ class Trace:
     """The call that is being planned, whose `program` is instructions as `_core.PendingCall.keep` takes them."""
 
     def __init__(self, inputs: Sequence[tuple[Any, int]]) -> None:
-        """A program of the extents and strides of arrays, and of shapes, each with the place of its first."""
+        """A program on arrays' extents and strides, and on shapes, each with the index of its first input."""
         self.program: list[tuple[Any, ...]] = []
         self._firsts: dict[int, list[int]] = {}
         for given, first in inputs:
             self._firsts.setdefault(id(given), []).append(first)
         self._places: dict[tuple[Any, ...], int] = {}
         self._count = 0
-        self.is_open = True  # until its end; its numbers are no more than integers then
+        self.is_open = True  # until its end; afterwards its numbers act as plain integers
 
     def place(self, value: Any) -> int:
-        """The place of a number, or of a constant."""
+        """The result index of a number, or of a constant."""
         if type(value) is Number and value.trace is self:
             return value.place
         value = plain(value)
         return self._put(("constant", value), (type(value), value))
 
     def _put(self, instruction: tuple[Any, ...], known: tuple[Any, ...] | None = None, leaves: int = 1) -> int:
-        """The place of what an instruction leaves, which is told apart by `known` where that is given."""
+        """Appends an instruction unless an equal one exists (by `known`, if given); returns its result's index."""
         known = known or instruction
         if known not in self._places and self.is_open:
             if len(self.program) == _LONGEST:
@@ -66,7 +66,7 @@ class Trace:
         return self._places.get(known, 0)
 
     def _result(self, name: str, a: Any, b: Any) -> tuple[int, Any]:
-        """The place of what an operation on numbers leaves, and its value."""
+        """The index of the result of an operation on numbers, and its value."""
         return self._put((name, self.place(a), self.place(b))), _OPERATIONS[name](plain(a), plain(b))
 
     def compute(self, name: str, a: Any, b: Any) -> Number:
@@ -83,34 +83,34 @@ class Trace:
         return bool(found)
 
     def guard(self, place: int, value: Any) -> None:
-        """The program serves only calls for which the number of this place is the same."""
+        """Limits the program to calls in which the result of this index has the same value."""
         if self.is_open and not abs(value) < _EXACT:
             raise Untraceable
         self._put(("guard", place, value), leaves=0)
 
     def view(self, array: Any, view: _core.Operand) -> _core.Operand:
-        """The view of an array of the call, its extents and strides as numbers; of another, `Untraceable`."""
+        """A view of a call's array, with numbers for extents and strides; `Untraceable` for other arrays."""
         if isinstance(array, TracedView):
             return array
         numbers, rank = self.numbers(array, (*view.shape, *view.strides)), len(view.shape)
         return TracedView(view, numbers[:rank], numbers[rank:])
 
     def numbers(self, given: Any, values: Sequence[int]) -> tuple[Any, ...]:
-        """The inputs of an array, or of a shape, which have these values; of another, `Untraceable`."""
+        """The inputs of a call's array or shape, with these values; `Untraceable` for other ones."""
         of_each = [
             [Number(self, self._put(("input", first + i)), value) for i, value in enumerate(values)]
             for first in self._firsts.get(id(given), ())
         ]
         if not of_each:
             raise Untraceable
-        # An array that is given twice, as C and the result, may be two in other calls.
+        # An array given twice, as C and as the result, may be two arrays in other calls.
         for other in of_each[1:]:
             for mine, its in zip(of_each[0], other, strict=True):
                 self.decide("==", mine, its)
         return tuple(of_each[0])
 
     def first(self, ranking: _core.Ranking, extents: Sequence[Sequence[Any]], *, whole: bool) -> _core.Found | None:
-        """`ranking.first`, whose choice is a guard."""
+        """`ranking.first`, with a guard for its choice."""
         found = ranking.first([[plain(extent) for extent in each] for each in extents], whole)
         places = tuple(tuple(map(self.place, each)) for each in extents)
         entry = self._put(("rank", ranking, places, whole), leaves=_OF_RANKING)
@@ -130,7 +130,7 @@ class Trace:
 def _operation(
     name: str, result: Callable[[Trace, str, Any, Any], Any] = Trace.compute
 ) -> tuple[Callable[[Number, Any], Any], Callable[[Number, Any], Any]]:
-    """Both orders of an operation, whose result the trace has."""
+    """An operation and its reflected form, both recorded in the trace."""
 
     def direct(self: Number, other: Any) -> Any:
         return result(self.trace, name, self, other) if isinstance(other, (int, float)) else NotImplemented
@@ -142,7 +142,7 @@ def _operation(
 
 
 def _exactly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A conversion that reads the value itself, which the plan then depends on."""
+    """A conversion that reads the value itself, and records a guard for it."""
 
     def made(self: Number, *others: Any) -> Any:
         return function(self.exact(), *others)
@@ -151,7 +151,7 @@ def _exactly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Number:
-    """An integer of a plan, or an estimated time, that other extents make another."""
+    """An integer or an estimated time of a plan that depends on the call's extents."""
 
     __slots__ = ("place", "trace", "value")
 
@@ -162,7 +162,7 @@ class Number:
     __class__: Any = property(lambda self: type(self.value))
 
     def exact(self) -> Any:
-        """The value, which the plan depends on."""
+        """The value; the plan is limited to calls with the same one."""
         self.trace.guard(self.place, self.value)
         return self.value
 
@@ -213,7 +213,7 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 @contextmanager
 def tracing(inputs: Sequence[tuple[Any, int]]) -> Iterator[Trace]:
-    """Notes what is computed of the inputs of a call in this thread; see `Trace`."""
+    """Records the computations with a call's inputs in this thread; see `Trace`."""
     trace = Trace(inputs)
     token = _current.set(trace)
     try:
@@ -235,12 +235,12 @@ def refuse() -> None:
 
 
 def plain(value: Any) -> Any:
-    """The value of a number; anything else as it is."""
+    """The value of a number; other objects unchanged."""
     return value.value if type(value) is Number else value
 
 
 def symbolic(values: Any) -> Any:
-    """Numbers, also those in lists, tuples and dictionaries, as a blueprint takes them; anything else as it is."""
+    """Numbers, also in lists, tuples and dictionaries, in the form of blueprints; other objects unchanged."""
     kind = type(values)
     if kind is Number:
         return _core.Symbol(values.place, values.value)
@@ -255,7 +255,7 @@ def plain_view(view: _core.Operand) -> _core.Operand:
 
 
 def with_numbers(view: _core.Operand, shape: Sequence[Any], strides: Sequence[Any] | None = None) -> _core.Operand:
-    """A view with extents and strides that are those of it, as far as they are numbers; row-major without strides."""
+    """The view with these extents and strides, if any are numbers; row-major without strides."""
     if _current.get() is None or not any(type(value) is Number for value in (*shape, *(strides or ()))):
         return view
     if strides is None:

@@ -36,7 +36,7 @@ class _Commands(typer.core.TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     help="CUTLASS kernels as a Python package.",
-    # \b: lines stay as they are.
+    # \b: typer does not rewrap the lines.
     epilog="\b\nVariables of the environment:\n"
     + "\n".join(f"  {variable.name}: {plain(variable.meaning)}" for variable in ENVIRONMENT),
     no_args_is_help=True,

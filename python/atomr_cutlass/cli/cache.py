@@ -53,17 +53,17 @@ def cache_list_command(*, as_json: AsJson = False) -> None:
 
 @cache_app.command("verify")
 def cache_verify_command(*, as_json: AsJson = False) -> None:
-    """Checks every checksum, moves what is damaged or unsafe to the quarantine, and ends with 1 if there was any."""
+    """Checks every checksum and moves damaged or unsafe kernels to the quarantine; exit status 1 if there are any."""
     store = KernelStore()
     # A thousand kernels are a gigabyte, which takes seconds.
     checked, damaged = store.verify(lambda paths: track(paths, "Checking", disable=len(paths) < 500))
     lines = [
-        f"{one.path} {one.reason}: "
-        + (f"moved to {one.moved_to}" if one.moved_to else "it could not be moved; remove it")
-        for one in damaged
+        f"{kernel.path} {kernel.reason}: "
+        + (f"moved to {kernel.moved_to}" if kernel.moved_to else "it could not be moved; remove it")
+        for kernel in damaged
     ]
     report(
-        {"folder": store.folder, "checked": checked, "damaged": [vars(one) for one in damaged]},
+        {"folder": store.folder, "checked": checked, "damaged": [vars(kernel) for kernel in damaged]},
         *lines,
         f"{checked} kernels in {store.folder}, {len(damaged)} of them damaged",
         as_json=as_json,

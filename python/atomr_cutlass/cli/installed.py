@@ -151,9 +151,9 @@ def print_kernels(kernels: list[KernelInfo]) -> None:
 
 
 def gather() -> dict[str, Any]:
-    """Facts of the installation, JSON-ready: each part, or None; `driver` is also why it cannot be used.
+    """Facts of the installation, ready for JSON: each part, or None; `driver` is its version or its error.
 
-    Starts the driver and NVRTC, but allocates nothing on a GPU and writes nothing.
+    Initializes the driver and NVRTC, without allocating GPU memory or writing files.
     """
     kernels = table.kernels()
     problem = devices.problem()
@@ -168,7 +168,7 @@ def gather() -> dict[str, Any]:
             f"NVRTC {'.'.join(map(str, tools.version))} compiles for CUDA {tools.version[0]}, "
             f"which this driver (CUDA {driver}) is too old for"
         )
-    # The error names either extra; here the driver has been asked which one it is.
+    # The error names both extras; the driver's version selects the right one.
     extra = "cu12" if 0 < driver < 13 else "cu13"
     nvcc_use = "building kernels; a build that finds none fetches it for itself"
     no_jit = jit_problem.partition(": pip install")[0] if headers else ""
@@ -206,7 +206,7 @@ def gather() -> dict[str, Any]:
             {"op": op, "generation": generation, "arch": arch, "kernels": count}
             for (op, generation, arch), count in counts
         ],
-        "missing": [{"what": what, "for": use, "cure": cure} for what, use, cure in missing if what],
+        "missing": [{"what": lacks, "for": use, "cure": cure} for lacks, use, cure in missing if lacks],
     }
 
 
@@ -231,18 +231,18 @@ def _driver() -> str:
 
 
 def _tried(name: str, find: Callable[[], T]) -> tuple[T | None, str]:
-    """(what is found, why there is nothing)."""
+    """(the part that was found, the reason if none was)."""
     try:
         return find(), ""
     except (CutlassError, toolchain.ToolchainError) as error:
         return None, str(error)
-    # A half-installed part fails in more ways than the package foresees.
+    # An incompletely installed part can raise any error.
     except Exception as error:  # noqa: BLE001
         return None, f"{name} cannot be used: {error}"
 
 
 def _nvcc() -> dict[str, str] | None:
-    """The nvcc that a build would take."""
+    """The nvcc that a build would use."""
     nvcc = toolchain.system_nvcc()
     if nvcc is None:
         root = toolchain.pypi_toolkit()
@@ -259,7 +259,7 @@ def _cuda_headers(tools: Toolchain | None) -> dict[str, str] | None:
 
 
 def _cache() -> dict[str, Any]:
-    """The kernel cache: where it is, or would be made, what is in it, in bytes, and why it is not used, if so."""
+    """The kernel cache: its folder, whether or not it exists, its contents and size, and why it is unusable, if so."""
     folder, max_size, problem, sizes = os.environ.get(FOLDER_VARIABLE, ""), MAX_BYTES, "", []
     try:
         store = KernelStore()

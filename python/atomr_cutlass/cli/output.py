@@ -1,4 +1,4 @@
-"""Output of the commands, as JSON (`--json`) or for readers."""
+"""Output of the commands, as JSON (`--json`) or as text."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def complain(message: str) -> None:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """JSON on standard output; paths are texts there."""
+    """JSON on standard output, with paths as strings."""
     print(json.dumps(value, indent=1, default=str))
 
 
 def report(value: dict[str, Any], *lines: str, as_json: bool) -> None:
-    """The outcome of a command: as JSON, or as lines."""
+    """Prints the outcome of a command, as JSON or as lines."""
     if as_json:
         print_json(value)
     else:
@@ -45,7 +45,7 @@ def track(items: Iterable[T], description: str, count: int | None = None, *, dis
 
 def line(text: str, style: str = "") -> None:
     """A line on standard output."""
-    # Names and commands are to be copied: no wrapping, and brackets are no markup.
+    # Names and commands must be fit to be copied: no wrapping, no markup in brackets.
     Console().print(Text(text, style), soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""Commands for kernels that are compiled ahead of time: `build`, `pack`, and `epilogue`, which makes files of trees."""
+"""Commands for kernels compiled ahead of time: `build`, `pack`, and `epilogue`, which writes files of trees."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from .output import AsJson, complain, report, size_text
 pack_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="The pack to write.")]
-One = Annotated[Path, typer.Argument(help="A pack.")]
-Several = Annotated[list[Path], typer.Argument(help="Packs.")]
+PackPath = Annotated[Path, typer.Argument(help="A pack.")]
+PackPaths = Annotated[list[Path], typer.Argument(help="Packs.")]
 
 
 def build_command(
-    keys: Annotated[Path, typer.Argument(help="A file of keys: what ac.record or ATOMR_CUTLASS_MISS_LOG wrote.")],
+    keys: Annotated[Path, typer.Argument(help="A file of keys, written by ac.record or ATOMR_CUTLASS_MISS_LOG.")],
     *,
     output: Output,
     arch: Annotated[str, typer.Option(help="Targets, ;-separated, such as 90a; empty: those of the keys.")] = "",
-    budget_cells: Annotated[int, typer.Option(min=0, help="Of tuned choices: as many kernels at most; 0: all.")] = 0,
-    budget_mb: Annotated[float, typer.Option(min=0.0, help="Likewise: so many MB of GPU code; 0: no limit.")] = 0.0,
+    budget_cells: Annotated[int, typer.Option(min=0, help="Most kernels of tuned choices; 0: all.")] = 0,
+    budget_mb: Annotated[float, typer.Option(min=0.0, help="Most MB of GPU code of tuned choices; 0: no limit.")] = 0.0,
     dask: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Scheduler of a Dask cluster whose workers compile (extra dask).")
     ] = "",
@@ -70,8 +70,8 @@ def build_command(
 
 
 @pack_app.command("list")
-def list_command(path: One, *, as_json: AsJson = False) -> None:
-    """Lists the contents of a pack of either form and the tools that built it; loads none of it."""
+def list_command(path: PackPath, *, as_json: AsJson = False) -> None:
+    """Lists the contents of a pack of either form and the tools that built it, without loading its code."""
     found = pack.read_manifest(path)
     kernels = found["kernels"]
     by = f"by {found.get('compiler', 'an unknown compiler')}, package {found.get('package', 'unknown')}"
@@ -84,8 +84,8 @@ def list_command(path: One, *, as_json: AsJson = False) -> None:
 
 
 @pack_app.command("verify")
-def verify_command(paths: Several, *, as_json: AsJson = False) -> None:
-    """Checks every byte of packs and whether this package can load them; ends with 1 if one cannot be used."""
+def verify_command(paths: PackPaths, *, as_json: AsJson = False) -> None:
+    """Checks every byte of packs and whether this package can load them; exit status 1 if one is unusable."""
     problems = dict.fromkeys(paths, "")
     for path in paths:
         try:
@@ -102,8 +102,8 @@ def verify_command(paths: Several, *, as_json: AsJson = False) -> None:
 
 
 @pack_app.command("diff")
-def diff_command(first: One, second: One, *, as_json: AsJson = False) -> None:
-    """Kernels that only one of two packs has, and those whose code differs; ends with 1 if there are any."""
+def diff_command(first: PackPath, second: PackPath, *, as_json: AsJson = False) -> None:
+    """Lists kernels that only one of two packs has, or whose code differs; exit status 1 if there are any."""
     ours, theirs = (
         {kernel["name"]: kernel for kernel in pack.read_manifest(path)["kernels"]} for path in (first, second)
     )
@@ -122,14 +122,14 @@ def diff_command(first: One, second: One, *, as_json: AsJson = False) -> None:
 
 
 @pack_app.command("merge")
-def merge_command(paths: Several, *, output: Output, as_json: AsJson = False) -> None:
-    """One pack of the kernels of several packs of cubins that were built alike."""
+def merge_command(paths: PackPaths, *, output: Output, as_json: AsJson = False) -> None:
+    """Merges several packs of cubins, built with the same tools and headers, into one."""
     made = pack.merge([pack.read_cubins(path) for path in paths], output.stem)
     _write(output, pack.encode(made), as_json=as_json)
 
 
 def _write(path: Path, data: bytes, *, as_json: bool, **facts: Any) -> None:
-    """Writes a pack, of which readers see all or nothing, and reports what is in the file."""
+    """Writes a pack atomically, and reports the contents of the file."""
     files.save(path, data)
     manifest = pack.read_manifest(path)
     value = {"path": path, "bytes": len(data), **facts, **manifest}
@@ -160,7 +160,7 @@ def epilogue_command(
     out_dtype: Annotated[str, typer.Option(help="Element type of D; empty: what it casts to, else A's.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Writes an epilogue as JSON: ATOMR_CUTLASS_EPILOGUES builds kernels of it ahead of time."""
+    """Writes an epilogue as JSON, from which ATOMR_CUTLASS_EPILOGUES builds kernels ahead of time."""
     types = [CutlassDtype.parse(entry) for entry in dtype] or list(HALF_TYPES)
     found, operands = _found(function), dict(map(_operand, operand))
     if isinstance(found, Traced):
@@ -183,7 +183,7 @@ def epilogue_command(
 
 
 def _found(place: str) -> Any:
-    """The object that a file defines under a name: `FILE.py:NAME`."""
+    """The object NAME that FILE.py defines, given as `FILE.py:NAME`."""
     path, colon, name = place.rpartition(":")
     if not colon or not name.isidentifier():
         raise InvalidOperandError(f"function is {place!r}; expected FILE.py:NAME")

@@ -1,4 +1,4 @@
-"""`explain`, `run`, `demo` and `tune`: requests in words."""
+"""`explain`, `run`, `demo` and `tune`: commands for requests that are described by options."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .output import AsJson, complain, heading, line, print_json, report, track
 
 BACKENDS = (*plans.BACKENDS, "reference")
 EXTENT = 4096
-"""Of requests that say nothing else, where nothing is computed on the host."""
+"""The default extent of requests, if nothing is computed on the host."""
 
 Jit = Annotated[
     str,
@@ -46,9 +46,9 @@ Jit = Annotated[
 
 
 def of_a_request(command: Callable[..., None], extent: int = EXTENT) -> Callable[..., None]:
-    """The command with the options of requests of every operation, from which its first argument is made.
+    """The command with the options of requests of all operations; its first argument is the request made of them.
 
-    Dimensions that are not given have the extent.
+    Dimensions that are not given have this extent.
     """
     options, names = request_options(), list(planned_operations())
 
@@ -67,7 +67,7 @@ def of_a_request(command: Callable[..., None], extent: int = EXTENT) -> Callable
 
 @functools.cache
 def request_options() -> dict[str, Option]:
-    """The options of requests by name; help that differs is that of each operation that has the option."""
+    """The options of requests by name; if operations explain an option differently, its help has each text."""
     options = {option.name: option for option in COMMON}
     texts: dict[str, dict[str, list[str]]] = {option.name: {option.help: []} for option in COMMON}
     for name, operation in planned_operations().items():
@@ -89,7 +89,7 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 @of_a_request
 def explain_command(request: Request, *, jit: Jit = "", as_json: AsJson = False) -> None:
-    """Which kernel a request gets and why; where there is none, the nearest one and what would add it."""
+    """Explains the choice of kernel for a request; without a kernel, names the nearest one and the cure."""
     if request.arch is None and not devices.available():
         raise typer.BadParameter(f"needed, since there is no GPU ({devices.problem()})", param_hint="--arch")
     explanation = explain(request, jit=kernels.policy(jit) if jit else None)
@@ -105,7 +105,7 @@ def run_command(
     seed: Annotated[int, typer.Option(min=0, help="Of the random operands.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """One request on random operands: on a GPU timed and checked against the reference, which computes without one."""
+    """Computes a request on random operands: on a GPU, timed and checked against the reference, or by the reference."""
     if backend not in BACKENDS:
         raise typer.BadParameter(f"unknown backend {backend!r}; valid: {', '.join(BACKENDS)}", param_hint="--backend")
     policy = kernels.policy(jit) if jit else None
@@ -119,7 +119,7 @@ def run_command(
 
 
 def demo_command(*, as_json: AsJson = False) -> None:
-    """A tour of a minute, with or without a GPU: what is installed, some kernels, a choice explained, a few calls."""
+    """A tour of a minute, with or without a GPU: the installation, some kernels, an explained choice, a few calls."""
     facts = gather()
     gemm = {"m": 1024, "n": 768, "k": 512, "layout": "rcr"}
     request = request_from("gemm", RequestOptions(0, gemm))
@@ -185,7 +185,7 @@ def tune_command(
     again: Annotated[bool, typer.Option("--again", help="Tune what the file has a record of, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Times every kernel for requests and keeps which is fastest, for processes with ATOMR_CUTLASS_TUNED to follow."""
+    """Times every kernel for requests and records the fastest, for processes with ATOMR_CUTLASS_TUNED."""
     if from_csv is not None:
         records, left_out = profiler_csv.read(from_csv, gpu or None)
         append(out, records)
@@ -214,7 +214,7 @@ def tune_command(
 
 
 def _tried(request: Request, jit: str | None = None) -> tuple[RunResult, str]:
-    """(the outcome of a request, the reason for using the reference although there is a GPU)."""
+    """(the outcome of a request, the reason if the reference computed it despite a GPU)."""
     try:
         return verify.run(request, jit=jit), ""
     except (KernelNotFoundError, DeviceUnavailableError, UnsupportedError) as error:
@@ -268,7 +268,7 @@ def _print_result(result: RunResult) -> None:
 
 
 def _devices(text: str) -> tuple[int, ...] | None:
-    """The indexes that --device names; None of `all`."""
+    """The indexes that --device names; None for `all`."""
     if text == "all":
         return None
     words = [word.strip() for word in text.split(",")]

@@ -1,4 +1,4 @@
-"""An epilogue bound to a call: its tree, the arrays that it reads and writes, and the result that it makes."""
+"""An epilogue bound to a call: its tree, the arrays that it reads and writes, and its result."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class BoundEpilogue:
 
     Attributes:
         traced: its tree, and how results are returned.
-        result: what the tree is computed over: a MatrixResult, or a GroupedResult, which writes D alone.
+        result: the shape that the tree is computed over: a MatrixResult, or a GroupedResult, which has no output but D.
         dtype: element type of D.
         inputs: views of the tree's operands, by label.
-        outputs: the arrays that are given for results, by name, with their views.
+        outputs: the arrays that the caller gives for results, by name, with their views.
     """
 
     traced: Traced
@@ -55,7 +55,7 @@ class BoundEpilogue:
     def evaluate(
         self, acc: FloatArray, fetch: Callable[[_core.Operand], AnyArray], *, scale_d: float | None
     ) -> dict[str, AnyArray]:
-        """The results by name, computed by the reference of accumulators and of the host arrays that `fetch` makes."""
+        """The results by name, computed by the reference from accumulators and the host copies that `fetch` makes."""
         read = {
             name: fetch(view).reshape(self.result.as_matrix(name, view.shape, view.strides)[0])
             for name, view in self.inputs.items()
@@ -74,18 +74,18 @@ def bind(
     out_dtype: CutlassDtype,
     acc: CutlassDtype,
 ) -> BoundEpilogue:
-    """Binds the epilogue of a call, or its bias and activation as a tree, to the call's arrays, which it checks.
+    """Binds the epilogue of a call, or its bias and activation as a tree, to the call's arrays, after checking them.
 
-    Without a beta the call's `c` is an operand of the epilogue. `product` has the views of the product's operands, `c`
-    only if it is one, and of `out` if there is one; operands of the tree cannot have its name then, nor those that are
-    `taken`. D is of `out_dtype` unless the epilogue decides it.
+    Without a beta the call's `c` is an operand of the epilogue. `product` has the views of the product's operands,
+    including `c` with a beta and `out` if given. Operands of the tree must not have the names in `taken`, nor then
+    that of `c`. D is of `out_dtype` unless the epilogue casts it.
     """
     given, epilogue, own_c = dict(call.others), call.epilogue, "c" in product
     if call.arrays["bias"] is not None:
         given["bias"] = call.arrays["bias"]
     if epilogue is not None and call.arrays["c"] is not None and call.c is None:
         given["c"] = call.arrays["c"]
-    # A number is a constant of a function; it is no bias.
+    # A number given to a function is a constant; a bias is an array.
     numbers = {name: x for name, x in given.items() if isinstance(x, NUMBERS) and epilogue is not None}
     arrays = {name: array for name, array in given.items() if name not in numbers}
     views: dict[str, Any] = {name: result.view(array, name) for name, array in arrays.items()}
@@ -123,7 +123,7 @@ def _traced(
     out_dtype: CutlassDtype,
     acc: CutlassDtype,
 ) -> tuple[Traced, dict[str, Any]]:
-    """The tree of an epilogue, and the views that count: not those of parameters that go unused."""
+    """The tree of an epilogue, and the views without those of unused parameters."""
     if isinstance(epilogue, (EpilogueVisitorTree, Traced)):
         if numbers:
             raise InvalidOperandError(
@@ -134,7 +134,7 @@ def _traced(
         parameters = set(inspect.signature(epilogue).parameters)
     except (TypeError, ValueError):
         parameters = set(views)  # `trace` says that it has no signature
-    # A name that is no parameter is an array for a result.
+    # An array whose name is no parameter is for a result.
     kinds = {name: result.operand(name, view) for name, view in views.items() if name in parameters}
     compute = CutlassDtype.F64 if acc is CutlassDtype.F64 else CutlassDtype.F32
     traced = trace(epilogue, {**kinds, **numbers}, out_dtype=out_dtype, compute_dtype=compute)
@@ -143,7 +143,7 @@ def _traced(
 
 
 def _check_names(tree: EpilogueVisitorTree, given: Collection[str], taken: Collection[str]) -> None:
-    """Refuses operands whose names are taken, arrays that a tree has no operand for, and inputs without an array."""
+    """Refuses operands with names that are taken, arrays without an operand, and inputs without an array."""
     inputs, outputs = ([operand.name for operand in some] for some in (tree.inputs, tree.outputs))
     for name in (*inputs, *outputs):
         if name in taken:

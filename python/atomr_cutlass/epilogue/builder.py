@@ -1,4 +1,4 @@
-"""EvtBuilder: epilogue trees without tracing, step by step or node by node."""
+"""EvtBuilder: epilogue trees without tracing, as a chain of steps or a graph of nodes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from .values import element_type, finite
 
 
 class _Declared(NamedTuple):
-    """A node without the values that it is computed from, and the names of these."""
+    """A node without its inputs, and the names of the inputs."""
 
     node: Node
     inputs: tuple[str, ...] = ()
 
 
 class _Read(NamedTuple):
-    """An operand that a step of the chain reads by name, of this kind and element type where it says so."""
+    """An operand that a step of the chain reads by name, with its kind and element type if the step gives them."""
 
     reader: str
     name: str
@@ -45,12 +45,12 @@ class _Read(NamedTuple):
 
 
 class EvtBuilder:
-    """Puts an epilogue tree together; every method but `build` returns the builder.
+    """Assembles an epilogue tree; every method but `build` returns the builder.
 
-    A chain has a current value, at first the accumulator, and each step makes the next one of it. A graph has nodes
-    with names, which may refer to nodes that are declared later. A builder may mix both. D is what is stored to `out`,
-    else the chain's last value. Methods refuse what is wrong by itself, such as an unknown operation, with an
-    InvalidOperandError; `build` refuses the rest.
+    A chain has a current value, at first the accumulator, which each step replaces. A graph has named nodes, which may
+    refer to nodes that are declared later. A builder may mix both. D is the value stored to `out`, else the chain's
+    last value. A method raises InvalidOperandError for an argument that is wrong by itself, such as an unknown
+    operation; `build` checks the tree as a whole.
     """
 
     def __init__(self, *, compute_dtype: Any = CutlassDtype.F32) -> None:
@@ -77,7 +77,7 @@ class EvtBuilder:
         return self._declare(name, Node("constant", (), (_number(f"constant {shown(name)}: value", x),), name))
 
     def node(self, name: str, op: str, *inputs: str, **attributes: Any) -> EvtBuilder:
-        """The operation `op`, of `generator.epilogue.ops.OPS`, of the named values; `acc` is the accumulator.
+        """The operation `op` of `generator.epilogue.ops.OPS` on named values; `acc` is the accumulator.
 
         Args:
             name: of the node.
@@ -105,13 +105,13 @@ class EvtBuilder:
         return self._declare(name, Node(op, (), values, name), inputs)
 
     def output(self, name: str, node: str | None = None, *, dtype: Any = None, kind: str = MATRIX) -> EvtBuilder:
-        """A matrix or mask that the node is stored to; `out` is D.
+        """A matrix or mask in which the node is stored; `out` is D.
 
         Args:
             name: of the output.
             node: the node; None declares an output that something else stores to.
-            dtype: its element type; if None that of the node's cast, else `compute_dtype`. D's is the call's where
-                neither says it.
+            dtype: its element type; if None that of the node's cast, else, for D, the call's, and for others
+                `compute_dtype`.
             kind: `matrix`, or `mask` for node != 0 as bits.
         """
         return self._write(name, node, kind, dtype)
@@ -148,17 +148,17 @@ class EvtBuilder:
         return self._then("add", self._current, term)
 
     def activation(self, name: str, **attributes: Any) -> EvtBuilder:
-        """An operation on the current value alone: relu, gelu, ..., with its numbers, as `slope` of leaky_relu."""
+        """An operation on the current value alone: relu, gelu, ..., with its numbers, such as `slope` of leaky_relu."""
         return self._then(name, self._current, **attributes)
 
     def binary(self, op: str, other: str | float, kind: str | None = None, dtype: Any = None) -> EvtBuilder:
-        """An operation on the current value and then another: a number, a node, or an operand of this kind."""
+        """An operation on the current value and a second one: a number, a node, or an operand of this kind."""
         if kind is not None:
             expect(kind, str, f"kind of what {shown(op)} reads", "a name")
         return self._then(op, self._current, self._read(op, other, kind, dtype))
 
     def aux_load(self, name: str, dtype: Any = None, kind: str = MATRIX) -> EvtBuilder:
-        """An operand that later steps read by its name; the current value stays."""
+        """Declares an operand that later steps read by name; the current value is unchanged."""
         self._chained = True
         return self.input(name, kind, dtype)
 
@@ -168,7 +168,7 @@ class EvtBuilder:
         return self.output(name, self._current, dtype=dtype)
 
     def mask_store(self, name: str) -> EvtBuilder:
-        """Stores where the current value is not 0, as bits."""
+        """Stores a mask of bits: 1 where the current value is not 0."""
         self._chained = True
         return self.output(name, self._current, kind=MASK)
 
@@ -193,8 +193,8 @@ class EvtBuilder:
         """The tree.
 
         Raises:
-            InvalidOperandError: a cycle, a missing name, a node that nothing uses, an output that nothing is stored to,
-                or what a tree refuses; names the node and the cure.
+            InvalidOperandError: a cycle, a missing name, an unused node, an output without a stored value, or another
+                error of a tree; names the node and the cure.
         """
         declared, stored = self._operands(), self._outputs()
         order = _ordered(declared)
@@ -244,7 +244,7 @@ class EvtBuilder:
         return self
 
     def _name(self) -> str:
-        """A name for the next declaration of the chain."""
+        """An unused name for the chain's next declaration."""
         return f"step {len(self._declared)}"
 
     def _step(self, op: str, *inputs: str, **attributes: Any) -> str:
@@ -268,7 +268,7 @@ class EvtBuilder:
         return source
 
     def _operands(self) -> dict[str, _Declared]:
-        """All declarations by name, with those of operands that steps of the chain name first."""
+        """All declarations by name, including operands that only steps of the chain name."""
         declared = dict(self._declared)
         for read in self._reads:
             kind = read.kind or read.default
@@ -279,7 +279,7 @@ class EvtBuilder:
         return declared
 
     def _outputs(self) -> dict[str, tuple[Output, str]]:
-        """The outputs by name, D included, each with what it was declared with, and with the name of its node."""
+        """The outputs by name, D included, each as declared and with the name of its node."""
         stored: dict[str, tuple[Output, str]] = {}
         for name, (output, node) in ({RESULT: (Output(RESULT, MATRIX, None), None)} | self._written).items():
             if node is not None:
@@ -326,7 +326,7 @@ def _number(label: str, x: object) -> float:
 
 
 def _ordered(declared: Mapping[str, _Declared]) -> list[str]:
-    """Every declared name after those of its inputs."""
+    """The declared names, each after those of its inputs."""
     for node, inputs in declared.values():
         for name in inputs:
             if name not in declared:

@@ -1,8 +1,8 @@
 """Functions for use in traced functions: operations on values, casts, and results that are returned beside values.
 
-Each takes values and finite numbers, one of them a value, and gives a value. Arithmetic is in float32, in float64 where
-the product is. Those of PyTorch and NumPy that mean the same, and methods of arrays, are found by name, importing
-neither.
+Each takes values and finite numbers, at least one of them a value, and returns a value. Arithmetic is in float32, or
+in float64 if the product is. The equivalent functions and methods of PyTorch and NumPy are found by name, without
+importing either package.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _named(function: _FunctionT, name: str, doc: str) -> _FunctionT:
 
 
 def _like(function: Callable[_P, Value], op: str, doc: str) -> Callable[_P, Value]:
-    """An operation with the parameters of another one."""
+    """An operation with the signature of another one."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -63,7 +63,7 @@ def relu(x: Operable) -> Value:
 
 
 def maximum(x: Operable, y: Operable) -> Value:
-    """The larger one; NaN where either is."""
+    """The larger value; NaN if either is NaN."""
     return apply("maximum", x, y)
 
 
@@ -94,12 +94,12 @@ d_tanh = _like(d_relu, "d_tanh", "The gradient of tanh: its derivative at x, tim
 
 
 def leaky_relu(x: Operable, slope: Operable = LEAKY_SLOPE) -> Value:
-    """Where x > 0 x, else slope * x; the slope is a number."""
+    """Leaky ReLU: x where x > 0, else slope * x; the slope is a number."""
     return apply("leaky_relu", x, attributes=(number(slope, "the slope of leaky_relu"),))
 
 
 def clamp(x: Operable, low: Operable | None = None, high: Operable | None = None) -> Value:
-    """Limits x to [low, high]; None is no bound. NaN stays NaN.
+    """Limits x to [low, high]; None is no bound. NaN remains NaN.
 
     Raises:
         UnsupportedError: no bound is given.
@@ -117,7 +117,7 @@ def clamp(x: Operable, low: Operable | None = None, high: Operable | None = None
 
 
 def where(condition: Operable, x: Operable, y: Operable) -> Value:
-    """Where the condition, such as a comparison or a mask, is not 0 x, else y."""
+    """Selects x where the condition, such as a comparison or a mask, is not 0, else y."""
     return apply("select", condition, x, y)
 
 
@@ -129,7 +129,7 @@ def fma(x: Operable, y: Operable, z: Operable) -> Value:
 def cast(x: Operable, dtype: Any) -> Value:
     """Rounds x to an element type as stores round: fp8 and integers saturate.
 
-    The result of a function is stored in the type of its outermost cast.
+    A function's result is stored in the type of its outermost cast.
 
     Args:
         x: a value.
@@ -162,7 +162,7 @@ _FACTS: Final = frozenset(
 
 
 def _operations(*names: str, **others: str) -> dict[str, Callable[..., Value]]:
-    """Functions by name: of the operations with these names, and those that have others here."""
+    """Functions by foreign name: operations of the same name, and those that are named otherwise here."""
 
     def function(op: str) -> Callable[..., Value]:
         if OPS[op].arity == 1:
@@ -234,7 +234,7 @@ TORCH: Final[Mapping[str, Callable[..., Value]]] = _SAME | {
     "hardtanh": lambda x, /, min_val=-1.0, max_val=1.0: clamp(x, min_val, max_val),
     "relu6": lambda x, /: clamp(x, 0.0, 6.0),
 }  # fmt: skip
-"""PyTorch's functions by name. `equal`, which compares whole tensors there, is not among them."""
+"""PyTorch's functions by name, without `equal`, which compares whole tensors there."""
 
 NUMPY: Final[Mapping[str, Callable[..., Value]]] = _SAME | {
     **_operations("add", "subtract", "divide", "equal", fabs="absolute", true_divide="divide"),
@@ -259,7 +259,7 @@ _OWNERS: Final = {".": METHODS, "torch's ": TORCH, "numpy.": NUMPY}
 
 
 def foreign(owner: str, name: str) -> Callable[..., Value]:
-    """A function or method of one of _OWNERS; refused where there is none of this name."""
+    """The equivalent of a function or method of one of _OWNERS; refused if there is none."""
     function, shown = _OWNERS[owner].get(name), owner + name
     if function is None:
         raise refusal(f"{shown} of a traced value", _cure(name))

@@ -1,4 +1,4 @@
-"""The results that an epilogue tree is computed over: a matrix; an image, which to the tree is one too; or groups."""
+"""The results that an epilogue tree is computed over: matrices, images (to the tree, matrices of pixels), or groups."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from .bound import Fusion, GroupedFusion, GroupOperand, Layout, Shape, TreeArray
 from .trace import Operand, operand_of, readings
 
 Views = tuple[_core.Operand, ...]
-"""One array, or of a list its members."""
+"""One view, or a view of each member of a list."""
 
 
 @dataclass(frozen=True)
 class MatrixResult:
-    """A matrix (..., M, N), with dimensions of batches if it is several."""
+    """A matrix (..., M, N), with batch dimensions for several matrices."""
 
     shape: Shape
     _order: ClassVar[str] = ""
-    """The order that messages name dimensions in, where it need not be the caller's."""
+    """The order of dimensions in messages, if it may differ from the caller's."""
 
     @property
     def matrix(self) -> Shape:
@@ -39,11 +39,11 @@ class MatrixResult:
         return self.shape
 
     def labelled(self, views: Mapping[str, _core.Operand]) -> dict[str, _core.Operand]:
-        """The views of operands by label, which is the name of each array."""
+        """The views of operands by label, the name of each array."""
         return dict(views)
 
     def view(self, array: Any, name: str) -> _core.Operand:
-        """The view of an operand's array; InvalidOperandError for what is none."""
+        """The view of an operand's array; InvalidOperandError for another object."""
         return operands.as_operand(array, name)
 
     def as_matrix(self, name: str, shape: Shape, strides: Shape) -> Layout:
@@ -64,12 +64,12 @@ class MatrixResult:
         return operands.dtype_of(view, "bias")
 
     def operand(self, name: str, view: _core.Operand) -> Operand:
-        """The operand that an array is to a function; of kinds, too, that a rule refuses later."""
+        """The operand for a function's parameter that is this array; rules may refuse its kind later."""
         m, n = self.matrix[-2:]
         return operand_of(self.as_matrix(name, view.shape, view.strides)[0], m, n, _element(view, name) or BYTE, name)
 
     def check_tree(self, tree: EpilogueVisitorTree, acc: CutlassDtype, d: CutlassDtype) -> None:
-        """Refuses a tree that no kernel evaluates over groups; over a matrix, the search for kernels does."""
+        """Refuses trees that no kernel evaluates over groups; for matrices, the search for kernels refuses them."""
 
     def check_input(self, operand: Input, view: _core.Operand) -> None:
         """Refuses an array that does not fit a tree's operand."""
@@ -84,7 +84,7 @@ class MatrixResult:
             if not broadcasts_to(shape[:-2], batches):
                 raise InvalidOperandError(f"{name} has shape {shape}, whose batches do not broadcast to {self.matrix}")
             fits = shape[-2:] == inner or (kind == ROW and shape[-2:] == (1, n))
-        if not fits:  # words only then: they would tie plans to these extents (`arrays.symbols`)
+        if not fits:  # texts only then: texts tie plans to their extents (`arrays.symbols`)
             wanted = {SCALAR: "one element", ROW: f"({n},) or (..., 1, {n})"}.get(kind, f"(..., {m}, {inner[-1]})")
             raise InvalidOperandError(f"{name} has shape {shape}; the epilogue reads a {kind}: {wanted}")
 
@@ -101,8 +101,8 @@ class MatrixResult:
     def check_apart(
         self, tree: EpilogueVisitorTree, product: Mapping[str, _core.Operand], views: Mapping[str, _core.Operand]
     ) -> None:
-        """Refuses results that share memory with each other or with an operand; `out` is among those of the product."""
-        # D may be in the place of a matrix or of C: each element is read before it is written.
+        """Refuses results that share memory with each other or with an operand; `product` includes `out`."""
+        # D may be exactly the memory of a matrix or of C: each element is read before it is written.
         every, outputs = {**product, **views}, [*(output.name for output in tree.outputs), RESULT]
         written = {name: every[name] for name in outputs if name in every}
         read = {name: view for name, view in every.items() if name not in written}
@@ -121,9 +121,9 @@ class MatrixResult:
         return Fusion(tree, tuple(map(array, tree.inputs)), outputs)
 
     def dense(self, tree: EpilogueVisitorTree, d: MatrixSpec) -> Fusion:
-        """A tree with dense arrays: matrices lie as the result `d`, which is dense too, and all else is row-major.
+        """A tree with dense arrays: matrices with the strides of the dense result `d`, the others row-major.
 
-        Inputs but matrices and masks are the same for all batches.
+        Rows, columns and scalars are the same for all batches.
         """
 
         def array(operand: Input | Output) -> MatrixSpec:
@@ -134,7 +134,7 @@ class MatrixResult:
         return self.fusion(tree, {operand.name: array(operand) for operand in every})
 
     def _placed(self, name: str, shape: Shape, strides: Shape, reduction: str) -> tuple[Shape, Shape, Layout | None]:
-        """Extents and strides of an array as the tree sees it, and those in calls where they are others."""
+        """Extents and strides of an array as the tree sees it, and its layout in calls if that differs."""
         return shape, strides, None
 
 
@@ -142,8 +142,8 @@ class MatrixResult:
 class ImageResult(MatrixResult):
     """Images (N, P, Q, K): to a tree, a matrix of pixels by channels. Views have their dimensions in the order of NHWC.
 
-    Arrays with 4 dimensions have all of the result's pixels or one for all; those with 3, (N, P, Q), are sums and
-    maxima of channels. Others, such as (K,), are to the tree what they are.
+    Arrays with 4 dimensions have all of the result's pixels, or one pixel for all; those with 3, (N, P, Q), are
+    reductions over channels. The tree takes others, such as (K,), unchanged.
     """
 
     layout: str = "nhwc"
@@ -156,12 +156,12 @@ class ImageResult(MatrixResult):
         return math.prod(self.shape[:-1]), self.shape[-1]
 
     def view(self, array: Any, name: str) -> _core.Operand:
-        """The view of an array that names its dimensions as `layout` does, in the order of NHWC."""
+        """The view of an array with dimensions ordered by `layout`, reordered to NHWC."""
         image: _core.Operand = permuted(super().view(array, name), axes_of(self.layout, TO_NHWC))
         return image
 
     def as_matrix(self, name: str, shape: Shape, strides: Shape) -> Layout:
-        """Extents and strides of an array as the tree sees it, for which its pixels have to be evenly spaced."""
+        """Extents and strides of an array as the tree sees it; its pixels must be evenly spaced."""
         if shape == self.shape[:-1]:
             (pixels, _), (step, _) = self.as_matrix(name, (*shape, 1), (*strides, 1))
             return (pixels,), (step,)
@@ -187,7 +187,7 @@ class ImageResult(MatrixResult):
         return shape if operand.kind in (SCALAR, ROW) else (*self.shape[:-1], *shape[1:])
 
     def check_input(self, operand: Input, view: _core.Operand) -> None:
-        """Refuses an array that does not fit a tree's operand, or that the tree alone would take for another."""
+        """Refuses arrays that do not fit a tree's operand, or that only the tree would take for such an operand."""
         super().check_input(operand, view)
         name, shape = operand.name, view.shape
         *pixels, channels = self.shape
@@ -211,15 +211,15 @@ class ImageResult(MatrixResult):
 
 @dataclass(frozen=True)
 class GroupedResult:
-    """The results of groups, to each of which an epilogue reads rows and scalars.
+    """The results of groups, whose epilogues read rows and scalars.
 
     A row (N,) or a scalar may be the same for all groups, or each group may have its own: (groups, N), (groups, 1, N)
-    and (groups, 1, 1), of lists a list. Where the rows of a group begin is known on the device only, which leaves
-    matrices and columns without a place.
+    and (groups, 1, 1), or a list if D is one. Matrices and columns are refused: only the device knows at which row a
+    group begins.
 
     Attributes:
         number: of groups.
-        members: extents of D's arrays, (..., M, N): of one for all groups, or of a list.
+        members: extents of D's arrays, (..., M, N): of one array for all groups, or of each in a list.
         lists: the names of the operands that are lists, with a member for each group.
     """
 
@@ -229,7 +229,7 @@ class GroupedResult:
 
     @property
     def listed(self) -> bool:
-        """Whether D is a list, and other operands are too."""
+        """Whether D, and with it other operands, is a list."""
         return RESULT in self.lists
 
     @property
@@ -292,7 +292,7 @@ class GroupedResult:
             _check_type(operand, view, name)
 
     def check_output(self, output: Output, views: Views) -> None:
-        """There is no output but D: see `check_tree`."""
+        """Does nothing: D is the only output, see `check_tree`."""
 
     def check_apart(self, tree: EpilogueVisitorTree, product: Mapping[str, Views], views: Mapping[str, Views]) -> None:
         for index, out in enumerate(product.get(RESULT, ())):
@@ -328,7 +328,7 @@ class GroupedResult:
         return found
 
     def _fits(self, shape: Shape, kind: str, index: int) -> bool:
-        """Whether an array, of a list the one of this index, is a row, or a scalar, for all groups or for each."""
+        """Whether an array, or the member of this index of a list, is a row or a scalar, for all groups or each."""
         count = 1 if self.listed else self.number
         if kind == SCALAR:
             return math.prod(shape) == 1 or (not self.listed and shape == (count, 1, 1))

@@ -1,4 +1,4 @@
-"""From a Python function to an epilogue tree, by calling it once; what builders share with that."""
+"""Traces a Python function into an epilogue tree by calling it once; also the parts that EvtBuilder shares."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Operand:
 
     Attributes:
         kind: `scalar`, `row`, `column`, `matrix` or `mask`.
-        dtype: its element type as a CutlassDtype, whatever names it was given by; None for a mask.
+        dtype: its element type, given in any form and kept as a CutlassDtype; None for a mask.
     """
 
     kind: str
@@ -57,17 +57,17 @@ class Operand:
 
 
 def readings(shape: tuple[int, ...], m: int, n: int, *, bits: bool = False) -> tuple[str, ...]:
-    """All that an array may be over a result (..., M, N), the first being what it is taken for.
+    """The kinds of operand that an array can be over a result (..., M, N); the first is the default.
 
-    Where M or N is 1, an array may be several things, all of which give each element of the result the same value; what
-    has the shape (..., M, N) is taken for a matrix then. A single element is a scalar. A vector is a row where it may
-    be one, also where M is N; it is a column only for trees that ask for one.
+    If M or N is 1, several kinds fit, which give every element of the result the same value; the default for the shape
+    (..., M, N) is then a matrix. A single element is a scalar. A vector that fits both a row and a column, because M is
+    N, is a row by default, and a column only for trees with such an operand.
 
     Args:
         shape: of the array.
         m: rows of the result.
         n: its columns.
-        bits: whether the elements are bytes of bits.
+        bits: whether the elements are bytes of mask bits.
 
     Raises:
         InvalidOperandError: an argument of the wrong kind.
@@ -91,7 +91,7 @@ def readings(shape: tuple[int, ...], m: int, n: int, *, bits: bool = False) -> t
 
 
 def operand_of(shape: tuple[int, ...], m: int, n: int, dtype: Any, name: str) -> Operand:
-    """The kind of operand that an array is over a result (..., M, N); see `readings` for shapes that fit several.
+    """The operand that an array is over a result (..., M, N); see `readings` for shapes that fit several kinds.
 
     Args:
         shape: one element for a scalar, (N,) or (..., 1, N) for a row, (..., M, 1) for a column, (..., M, N) for a
@@ -128,8 +128,8 @@ def tree_of(
 ) -> EpilogueVisitorTree:
     """The tree of outputs by name, D as `out`, each with its node.
 
-    An output without an element type has that of an outermost cast, which the store performs then, else `stored`.
-    Reductions are in `computed`.
+    An output without an element type has that of an outermost cast, which the store then performs, else `stored`.
+    Reductions have the element type `computed`.
     """
     stores: dict[str, tuple[Output, Node]] = {}
     for name, (output, node) in written.items():
@@ -176,11 +176,11 @@ class Traced:
 
     @property
     def arranger(self) -> Callable[[Mapping[str, Any]], Any] | None:
-        """`arrange`, or None where the function returns D alone."""
+        """`arrange`, or None if the function returns D alone."""
         return None if self.structure == SINGLE else self.arrange
 
     def arrange(self, results: Mapping[str, Any]) -> Any:
-        """Results by name, D as `out`, as the function returns its own."""
+        """Arranges results by name, D as `out`, in the structure that the function returns."""
         if self.structure == DICT:
             return {name: results[name] for name in self.names}
         if self.structure == TUPLE:
@@ -199,10 +199,9 @@ def trace(
 
     Args:
         function: takes the accumulator first and operands by the names of its other parameters. It returns D; or a
-            tuple or list, D first and then what else is written, which is named `out1`, `out2`, ...; or a dict with D
-            as `out`. What is written beside D is a value, or a reduction or bits as the functions of
-            `atomr_cutlass.epilogue` make them.
-        operands: those of the parameters; a number is a constant. A parameter with a default may be left out.
+            tuple or list of D and further outputs, named `out1`, `out2`, ...; or a dict with D as `out`. A further
+            output is a value, or a reduction or mask made by a function of `atomr_cutlass.epilogue`.
+        operands: of the parameters; a number is a constant. A parameter with a default may be left out.
         out_dtype: the element type of values that are stored beside D without a cast; `compute_dtype` if None.
         compute_dtype: f64 where the product is, else f32: the element type of reductions.
 
@@ -212,7 +211,7 @@ def trace(
     Raises:
         InvalidOperandError: operands and parameters do not match, the function returns something else, or the tree is
             wrong.
-        UnsupportedError: the function does with a value what cannot be traced; names its line. Its own exceptions pass
+        UnsupportedError: an operation on a value cannot be traced; names its line. The function's own exceptions pass
             through.
     """
     title = _title(function)
@@ -257,20 +256,20 @@ def _signature(function: Any, title: str, given: Mapping[str, Any]) -> inspect.S
             f"{title} does not tell its parameters: wrap it in a function of its own, such as lambda acc: f(acc)"
         ) from None
     parameters = list(signature.parameters.values())
-    variadic = [str(one) for one in parameters if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    variadic = [str(each) for each in parameters if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     if variadic:
         raise InvalidOperandError(f"{title} takes {' and '.join(variadic)}: name each operand as a parameter")
     if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
         raise InvalidOperandError(f"{title} has no parameter for the accumulator: give it a first one")
     accumulator, *operands = parameters
-    names = [one.name for one in operands]
+    names = [operand.name for operand in operands]
     unknown = [name for name in given if name not in names]
     if unknown:
         raise InvalidOperandError(
             f"{title} has no parameter for {_listed(unknown)}; its operands are {_listed(names) or 'none'} "
             f"({accumulator.name!r} is the accumulator)"
         )
-    missing = [one.name for one in operands if one.default is one.empty and one.name not in given]
+    missing = [each.name for each in operands if each.default is each.empty and each.name not in given]
     if missing:
         raise InvalidOperandError(f"{title} needs {_listed(missing)}: give an array or a number for each by its name")
     return signature
@@ -289,7 +288,7 @@ def _parameter(name: str, operand: Operand | float) -> Node:
 
 
 def _results(returned: object, title: str) -> tuple[str, dict[str, Any]]:
-    """How results were returned, and each by its name."""
+    """The structure in which results were returned, and the results by name."""
     if isinstance(returned, Mapping):
         if RESULT not in returned:
             raise InvalidOperandError(f"{title} returns {_listed(map(str, returned)) or 'nothing'}; D is {RESULT!r}")
@@ -300,7 +299,7 @@ def _results(returned: object, title: str) -> tuple[str, dict[str, Any]]:
 
 
 def _written(name: object, result: object, title: str, scope: Scope) -> tuple[Output, Node]:
-    """The output that a function returns, and what is written to it."""
+    """An output that a function returns, and the node that is written to it."""
     if not isinstance(name, str):
         raise InvalidOperandError(f"{title} returns a result under {name!r}; expected a name")
     stored = Stored(result, MATRIX) if isinstance(result, Value) else result

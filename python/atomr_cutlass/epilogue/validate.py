@@ -1,8 +1,7 @@
-"""Epilogue validation: a tree that is compiled wrongly gives plausible numbers, so kernels are checked at first use.
+"""Epilogue validation: a miscompiled tree gives plausible numbers, so each kernel with a tree is checked at first use.
 
-The kernel that is about to serve a tree for the first time on an architecture computes a problem of a few tiles, and
-what it writes is compared with the reference. What was found is kept in the validation cache, beside the compiled
-kernels: the next process does not look again.
+The kernel computes a problem of a few tiles, and its results are compared with the reference. The finding is kept in
+the validation cache, beside the compiled kernels, so later processes do not repeat the check.
 """
 
 from __future__ import annotations
@@ -38,14 +37,13 @@ def require(
 ) -> bool:
     """Checks a kernel's epilogue tree, unless that has been done before on this architecture.
 
-    The cache entry holds for the code that was launched and the driver that ran it: another compiler or header gives
-    another image, a row of the table another content, and they are checked again. Block-scaled kernels are not checked:
-    their operands come quantized, which tests do.
+    The finding holds for the launched code and the driver that ran it: after a change of compiler, headers or driver
+    the kernel is checked again. Block-scaled kernels are not checked: the check makes no quantized operands.
 
-    The check works on streams of its own, which the capture of a graph would not allow: where `stream`, on which the
-    plan will be launched first, is captured, or the caller's streams go on meanwhile (`in_background`) and may be,
-    nothing but what is remembered is looked at. It is False where the kernel is yet to be checked: such a plan must
-    not be kept. `epilogue` is the problem's, which a kernel is told that computes several.
+    The check uses its own streams, which must not happen during the capture of a graph. So if `stream`, on which the
+    plan is launched first, is being captured, or may be because the caller's streams run on (`in_background`), only
+    the validation cache is read. The result is then False for an unchecked kernel, whose plan must not be kept.
+    `epilogue` is the problem's: a kernel that computes several trees gets it as an argument.
     """
     key, wanted = candidate.key, os.environ.get(VARIABLE) or "on"
     if wanted not in ("on", "off"):
@@ -53,10 +51,9 @@ def require(
     if key.scale_type or wanted == "off":
         return True
     code = kernels.image_digest(key, device) if candidate.info is None else candidate.info.content
-    asked = epilogue if is_common(key.epilogue) else key.epilogue
-    identity = "\0".join(
-        [key.to_json(), *([asked] if asked != key.epilogue else []), str(device.capability), devices.driver(), code]
-    )
+    epilogue = epilogue if is_common(key.epilogue) else key.epilogue
+    which = [] if epilogue == key.epilogue else [epilogue]
+    identity = "\0".join([key.to_json(), *which, str(device.capability), devices.driver(), code])
     with _locks.hold(identity):
         wrong = _known.get(identity)
         if wrong is None:
@@ -65,7 +62,7 @@ def require(
             return False
         if wrong is None:
             symbols.refuse()
-            wrong = "; ".join(_differences(candidate, asked, device))
+            wrong = "; ".join(_differences(candidate, epilogue, device))
             files.remember_validation(identity, wrong)
             if wrong:
                 warnings.warn(f"the first use of an epilogue gave wrong results: {wrong}", RuntimeWarning, stacklevel=2)

@@ -1,7 +1,7 @@
-"""Values: the parameters of a function while it is traced. Operations on them build a graph of what trees hold.
+"""Values: the arguments of a function while it is traced. Operations on them build the nodes of a tree.
 
-A value is every element of the result at once, so only what is done to each element alike can be traced; everything
-else is refused, with the line of the function that asks for it.
+A value stands for every element of the result, so only elementwise operations can be traced; others are refused with
+the line of the function that performs them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import Node
 
 _FOREIGN: Final = frozenset({__name__.partition(".")[0], "numpy", "torch"})
-"""Packages whose frames are not the traced function's: this one, and those that call back into it."""
+"""Packages whose frames are not the traced function's: this one, and libraries that call back into it."""
 
 _DLPACK_NAMES: Final = {BYTE: "uint8"} | {dtype.dlpack: dtype.storage.value for dtype in CutlassDtype}
 
@@ -35,7 +35,7 @@ _AS_OPERAND: Final = "make it a parameter of the function, and give the array un
 
 
 def location() -> str:
-    """`file:line` of the innermost frame that is neither this package's nor of a library that calls it."""
+    """`file:line` of the innermost frame outside this package and the libraries that call back into it."""
     frame = inspect.currentframe()
     while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in _FOREIGN:
         frame = frame.f_back
@@ -48,8 +48,8 @@ def refusal(problem: str, cure: str) -> UnsupportedError:
 
 
 def finite(x: object, error: Callable[[str], CutlassError]) -> float:
-    """A number as trees hold it; of what is none, NaN or infinite, `error` is given what it is."""
-    if isinstance(x, np.ndarray) and x.ndim == 0:  # NumPy makes such arrays of its numbers before it compares them
+    """A finite number as trees hold it; otherwise raises `error` of a description of the object."""
+    if isinstance(x, np.ndarray) and x.ndim == 0:  # NumPy converts its scalars to 0-d arrays before a comparison
         x = x[()]
     if isinstance(x, bool) or not isinstance(x, NUMBERS):
         raise error(f"a {type(x).__name__}")
@@ -63,7 +63,7 @@ def finite(x: object, error: Callable[[str], CutlassError]) -> float:
 
 
 def element_type(dtype: Any, label: str) -> CutlassDtype:
-    """The element type that a caller names: `dtype` of the owner whose name is `label`.
+    """The element type that a caller gives: `dtype` of the owner whose name is `label`.
 
     It is a CutlassDtype, a name such as `bf16`, a dtype of NumPy, ml_dtypes or PyTorch, or DLPack's (type code, bits).
     """
@@ -74,7 +74,7 @@ def element_type(dtype: Any, label: str) -> CutlassDtype:
 
 
 def element_name(dtype: Any) -> str:
-    """The name of an element type given so, `uint8` of the bytes that masks lie in, or what else is given in words."""
+    """The name of such an element type, `uint8` for the bytes of masks, or a description of another object."""
     if isinstance(dtype, CutlassDtype):
         return dtype.value
     if dtype is None or isinstance(dtype, str) or type(dtype).__module__.partition(".")[0] == "torch":
@@ -92,7 +92,7 @@ def element_name(dtype: Any) -> str:
 
 @dataclass(eq=False)
 class Scope:
-    """One run of a traced function, open while it runs: its values do not mix with others, nor are used afterwards."""
+    """One run of a traced function, open while it runs: its values can neither be mixed with others nor used later."""
 
     open: bool = True
 
@@ -101,7 +101,7 @@ Operator = Callable[["Value", object], "Value"]
 
 
 def _operators(op: str) -> tuple[Operator, Operator]:
-    """The operator of a binary operation, and the one that Python calls where the value is the second operand."""
+    """The operator of a binary operation, and the reflected one, in which the value is the second operand."""
     return lambda value, other: apply(op, value, other), lambda value, other: apply(op, other, value)
 
 
@@ -115,8 +115,8 @@ def _foreign(owner: str, name: str) -> Callable[..., Value]:
 class Value:
     """A value of a traced function.
 
-    It takes + - * / ** and comparisons with values and numbers, the functions of `atomr_cutlass.epilogue`, and those of
-    PyTorch and NumPy that mean the same, as functions or as methods. Comparisons give 1 or 0.
+    It supports + - * / ** and comparisons with values and numbers, the functions of `atomr_cutlass.epilogue`, and the
+    equivalent functions and methods of PyTorch and NumPy. Comparisons give 1 or 0.
     """
 
     node: Node
@@ -172,7 +172,7 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A result of a traced function beside values, from which nothing is computed: a reduction, or bits (`mask`)."""
+    """A result of a traced function that is no operand of further operations: a reduction, or a mask of bits."""
 
     value: Value
     kind: str
@@ -180,7 +180,7 @@ class Stored:
 
 
 def apply(op: str, *operands: object, attributes: tuple[str | float, ...] = ()) -> Value:
-    """The value of an operation on values and numbers, one of them a value; all values are of the same, open scope."""
+    """The value of an operation on values and numbers, at least one a value; all values share one open scope."""
     nodes = tuple(operand.node if isinstance(operand, Value) else _constant(operand, op) for operand in operands)
     scopes = [operand.scope for operand in operands if isinstance(operand, Value)]
     if not scopes:
@@ -191,7 +191,7 @@ def apply(op: str, *operands: object, attributes: tuple[str | float, ...] = ()) 
 
 
 def number(x: object, label: str) -> float:
-    """A number that is part of an operation; a parameter that was given as a number is one too."""
+    """A number that is part of an operation; parameters that are given as numbers count as such."""
     if isinstance(x, Value) and x.node.op == "constant":
         return float(x.node.attributes[0])
     return finite(x, lambda given: refusal(f"{label} is {given}", "give a finite number"))
@@ -226,7 +226,7 @@ _refuse(
     "assignment into a traced value",
     "use where(condition, x, y), and a variable of its own",
 )
-# In PyTorch they write through every name of a tensor; a refused operation cannot mean something else here.
+# In PyTorch they write to a tensor in place, for which traced values have no equivalent.
 _refuse(
     "iadd isub imul itruediv ipow ifloordiv imod imatmul iand ior ixor ilshift irshift",
     "{} on a traced value, which is not written in place",

@@ -1,10 +1,10 @@
-"""KernelKey -> compiled kernel, by NVRTC alone: no nvcc, no host compiler.
+"""Compilation of a kernel's key by NVRTC alone, without nvcc or a host compiler.
 
-Compilers take turns: of all processes of a user, no more of them run at once than CPUs and free memory allow. A turn is
-a lock, locks/HOST-compiler-N in the cache's folder. The compiler's process inherits it, so it ends however that process
-ends, and not before: a compiler whose caller was killed still takes its memory.
+Compilers take turns: over all processes of a user, at most as many run at once as CPUs and free memory allow. A turn is
+a lock, locks/HOST-compiler-N in the cache's folder. The compiler's process inherits the lock and holds it until it
+ends: a compiler whose caller was killed still occupies memory.
 
-Compilations that somebody waits for are said, each once, on a terminal or through `logging`; several have a bar.
+Compilations that a caller waits for are announced once, on a terminal or through `logging`; several have a bar.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from .files import default_folder, failing, prepare, temporary_folder, version
 from .locks import COMPILE_SECONDS, LOCK_SECONDS, renewed
 from .toolchain import Toolchain, toolchain
 
-if TYPE_CHECKING:  # which is slow to import, and imported for a terminal
+if TYPE_CHECKING:  # slow to import, needed on terminals only
     from rich.progress import Progress
 
 OPTIONS = (
     "-std=c++17",
-    # CUTLASS's host functions, which say nothing of where they run, become device functions.
+    # CUTLASS's functions without __host__ or __device__ become device functions.
     "-default-device",
-    # CUTLASS's own 128-bit division, by which it schedules tiles, traps on the device.
+    # CUTLASS's own 128-bit division, used by its tile schedulers, traps on the device.
     "-device-int128",
     "-DCUTLASS_UINT128_NATIVE",
     "-DNDEBUG",
@@ -112,7 +112,7 @@ class Unit:
     def compile(self) -> Images:
         """Compiles the kernel and its companion side by side, each in a process of its own.
 
-        CompileError is the source's fault, LibraryError that of a compiler that crashed or had no time or room.
+        Raises CompileError for a faulty source, LibraryError for a compiler that crashed or lacked time or memory.
         """
         tools = toolchain()
         options = [f"--gpu-architecture={self.target}", *OPTIONS, *(f"-I{folder}" for folder in tools.include)]
@@ -139,16 +139,16 @@ def first_error(log: str) -> str:
 
 
 def stop_all() -> None:
-    """Kills the compilers that run, and starts no others: for the end of the process."""
+    """Kills the running compilers and prevents further ones: for the end of the process."""
     _stopped.set()
     for process in list(_running):
         process.kill()
 
 
 def _compiled(requests: list[dict[str, Any]]) -> list[tuple[bytes | None, str]]:
-    """Compiles the requests; for each, the result of `worker.compile_source`."""
+    """The result of `worker.compile_source` for each request."""
     if not sys.executable or getattr(sys, "frozen", False):
-        # Inside another program, what would be started is that program, not Python.
+        # In a program that embeds Python, sys.executable may be that program.
         made = []
         for request in requests:
             turn = wait_for_turn(_refuse_if_stopped)
@@ -161,7 +161,7 @@ def _compiled(requests: list[dict[str, Any]]) -> list[tuple[bytes | None, str]]:
     halves: list[_Half] = []
 
     def check() -> None:
-        # Else one that hangs would keep the other one waiting for its turn.
+        # Otherwise a hanging compiler would keep the second one waiting for a turn.
         _refuse_if_stopped()
         for half in halves:
             half.has_ended(_READ_SECONDS)
@@ -169,30 +169,30 @@ def _compiled(requests: list[dict[str, Any]]) -> list[tuple[bytes | None, str]]:
     with contextlib.ExitStack() as started:
         for request in requests:
             half = _Half(request, wait_for_turn(check))
-            started.callback(half.stop)  # on any way out, an interrupt too
+            started.callback(half.stop)  # also after an interrupt
             halves.append(half)
         waiting = halves
-        while waiting:  # for one after the other: what is not read keeps a process from ending
+        while waiting:  # one at a time: a process cannot end before its output is read
             waiting = [half for half in waiting if not half.has_ended(_PAUSE_SECONDS)]
         return [half.result() for half in halves]
 
 
 def wait_for_turn(check: Callable[[], None]) -> locks.Lock | None:
-    """The next turn, a lock; waits for it, and meanwhile calls `check`, which may raise.
+    """Waits for the next turn, a lock; meanwhile calls `check`, which may raise.
 
-    One is always to be had, however little memory there is. None, with a warning, where all are held by processes that
-    do not end, stopped ones say, or where locks cannot be had.
+    At least one turn exists, however little memory is free. None, with a warning, if all stay held, by stopped
+    processes for instance, or if the file system has no locks.
     """
     seen: object = None
     deadline = 0.0
     while True:
-        # Each time anew: what compiles takes memory, and gives it back.
+        # Recomputed each time: compilers allocate and free memory.
         limit = machine.jobs(COMPILE_BYTES)
         paths, turn = _take_turn(limit)
         if turn is not None:
             return turn
         held = [version(path) for path in paths]
-        if held != seen:  # somebody else's turn has come
+        if held != seen:  # another process is making progress
             seen, deadline = held, time.monotonic() + LOCK_SECONDS
         if not paths or time.monotonic() >= deadline:
             reason = f"{limit} of them do not end" if paths else "no lock can be had for counting them"
@@ -203,12 +203,12 @@ def wait_for_turn(check: Callable[[], None]) -> locks.Lock | None:
 
 
 def _take_turn(limit: int) -> tuple[list[Path], locks.Lock | None]:
-    """The files of the turns, none where locks cannot be had; and one of them, if it is free."""
-    # In the cache, else, where that is read-only or unsafe, among the temporary files.
+    """The files of the turns, empty if locks are unavailable; and a turn, if one is free."""
+    # In the cache; if that is read-only or unsafe, among the temporary files.
     for find in (default_folder, temporary_folder):
         with contextlib.suppress(CacheError, FileNotFoundError):
             folder = find()
-            # Of a folder that several machines share, each counts its own.
+            # Machines that share a folder count their turns separately.
             paths = [folder / "locks" / f"{os.uname().nodename}-compiler-{number}" for number in range(limit)]
             prepare(folder)
             with failing(folder, "locked"):
@@ -227,7 +227,7 @@ def _refuse_if_stopped() -> None:
 def _environment() -> dict[str, str]:
     """The environment of a worker: this process's, with huge pages, unless the user's tunables say otherwise."""
     tunables = [_HUGE_PAGES, *filter(None, [os.environ.get("GLIBC_TUNABLES")])]
-    return {**os.environ, "GLIBC_TUNABLES": ":".join(tunables)}  # the last of two that contradict counts
+    return {**os.environ, "GLIBC_TUNABLES": ":".join(tunables)}  # of contradictory tunables the last counts
 
 
 class _Half:
@@ -237,14 +237,14 @@ class _Half:
         self._turn, self._answer, self._said = turn, b"", b""
         try:
             # A request in memory: a pipe has room for 64 KiB, and a worker that hangs would not read the rest.
-            with os.fdopen(os.memfd_create("request"), "r+b") as asked, locks.forking:
-                asked.write(json.dumps(request).encode() + b"\n")
-                asked.seek(0)
+            with os.fdopen(os.memfd_create("request"), "r+b") as request_file, locks.forking:
+                request_file.write(json.dumps(request).encode() + b"\n")
+                request_file.seek(0)
                 # A child that is forked meanwhile would keep a pipe's end open.
                 self._process = subprocess.Popen(
                     # -I: the environment does not decide what Python runs.
                     [sys.executable, "-I", str(_WORKER)],
-                    stdin=asked,
+                    stdin=request_file,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     env=_environment(),
@@ -253,13 +253,13 @@ class _Half:
         except OSError as error:
             raise LibraryError("nvrtc", f"the compiler's process cannot be started: {error}") from error
         finally:
-            # It is the process's now, or nobody's.
+            # The child, if it was started, has inherited the lock.
             if turn is not None:
                 turn.close()
         _running.add(self._process)
-        if _stopped.is_set():  # since the turn was had
+        if _stopped.is_set():  # after the turn was taken
             self._process.kill()
-        # From the start: the two run side by side.
+        # Counted from the start: the two compilers run side by side.
         self._deadline = time.monotonic() + COMPILE_SECONDS
 
     def has_ended(self, seconds: float) -> bool:
@@ -278,12 +278,12 @@ class _Half:
     def result(self) -> tuple[bytes | None, str]:
         status, said = self._process.returncode, self._said.decode(errors="replace").strip()
         if status != 0:
-            # Not the source's fault, so not to be remembered: out of memory, or killed.
+            # Not caused by the source (out of memory, or killed), so not cached as a failure.
             reason = f"signal {-status}" if status < 0 else f"status {status}"
             raise LibraryError("nvrtc", f"the compiler's process ended with {reason}" + (f": {said}" if said else ""))
         try:
             return worker.parse(self._answer)
-        except (TypeError, ValueError) as error:  # of another program than Python
+        except (TypeError, ValueError) as error:  # the output of a program other than Python
             raise LibraryError("nvrtc", f"the compiler's process ended well, but without a result ({error})") from error
 
     def stop(self) -> None:
@@ -299,9 +299,9 @@ class _Half:
 
 @contextlib.contextmanager
 def announced(name: str, seconds: float, folder: Callable[[], Path]) -> Iterator[None]:
-    """Says that a kernel is being compiled if the block takes longer than a second, unless ATOMR_CUTLASS_QUIET is set.
+    """Announces a compilation if the block takes longer than a second, unless ATOMR_CUTLASS_QUIET is set.
 
-    `seconds` is how long that takes, about; `folder` finds the folder of the cache.
+    `seconds` is its usual duration; `folder` returns the folder of the cache.
     """
     if os.environ.get(QUIET_VARIABLE, "0") != "0":
         yield
@@ -319,7 +319,7 @@ def announced(name: str, seconds: float, folder: Callable[[], Path]) -> Iterator
 
 
 class _Waiting:
-    """The compilations that have been announced and run, and the bar that counts them and those that have ended."""
+    """The announced compilations that still run, and the bar that counts them and the finished ones."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -327,7 +327,7 @@ class _Waiting:
         self._bar: Progress | None = None
 
     def announce(self, timer: threading.Timer, message: str) -> None:
-        """Says what takes long: on a terminal above a bar, once there are several."""
+        """Announces a compilation; on a terminal above a bar, once there are several."""
         if sys.stderr is None or not sys.stderr.isatty():
             import logging
 
@@ -358,7 +358,7 @@ class _Waiting:
             self.announced.remove(timer)
             self._bar.advance(self._bar.task_ids[0])
             if not self.announced:
-                self._bar.stop()  # else what the caller prints next would be mixed with it
+                self._bar.stop()  # otherwise it would mix with the caller's output
                 self._bar = None
 
 

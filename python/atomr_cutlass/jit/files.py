@@ -1,9 +1,9 @@
-"""The folder of the disk cache, and files that others may have planted and that other processes replace meanwhile.
+"""The folder of the disk cache, and safe access to files that other users or processes may have made or replaced.
 
-Besides the store's kernels there are small ones of JSON, each named for what it is about:
+Besides the store's kernels the folder has small files of JSON:
 
-failures/NAME: a source that lately did not compile. Compiling takes seconds, and processes that start together would
-all meet one broken source. failures/NAME.cu, the source, is only for a look at it: nothing here reads it.
+failures/NAME: a source that recently failed to compile, so that processes that start together do not all spend seconds
+on one broken source. failures/NAME.cu is the source, for inspection only: the package does not read it.
 
 validations/NAME: the finding of an epilogue's validation.
 """
@@ -29,20 +29,20 @@ from . import locks
 FOLDER_VARIABLE = "ATOMR_CUTLASS_CACHE_DIR"
 SUBFOLDERS = ("entries", "tmp", "locks", "failures", "validations", "quarantine")
 
-# Long enough for the processes that start together and meet one broken source; short enough for who has mended a
-# header, which shows in no digest of an installation that is edited in place.
+# Long enough for processes that start together with one broken source; short enough after the correction of a header in
+# an editable installation, where no digest changes.
 FAILURE_SECONDS = 600.0
-_REWRITE_SECONDS = 60.0  # that who writes to the same file may take
+_REWRITE_SECONDS = 60.0  # patience with other writers of a file
 
 _VERSION: Callable[[os.stat_result], tuple[int, int, int]] = attrgetter("st_ino", "st_size", "st_mtime_ns")
 _SOURCE = ".cu"
-_MOST_LETTERS = 1 << 14  # of the finding of a validation
+_MOST_LETTERS = 1 << 14  # of a validation's finding
 _NO_RECORD = (KeyError, RecursionError, TypeError, ValueError)
-"""The errors for JSON that is not as it was written."""
+"""The errors of reading damaged JSON."""
 
 
 def default_folder() -> Path:
-    """ATOMR_CUTLASS_CACHE_DIR, else the platform's cache folder; CacheError where neither says one."""
+    """ATOMR_CUTLASS_CACHE_DIR, else the platform's cache folder; CacheError if neither gives a folder."""
     named = os.environ.get(FOLDER_VARIABLE)
     if named:
         try:
@@ -54,7 +54,7 @@ def default_folder() -> Path:
     folder = platformdirs.user_cache_path("atomr_cutlass", appauthor=False)
     if folder.is_absolute():
         return folder
-    # Relative where there is no home. Among the temporary files others may have made it first, and then it is not used.
+    # Relative without a home. A temporary folder that another user made first is not used.
     try:
         return temporary_folder()
     except FileNotFoundError as error:
@@ -64,12 +64,12 @@ def default_folder() -> Path:
 
 
 def temporary_folder() -> Path:
-    """A folder of this user among the temporary files; FileNotFoundError where there is no place for them."""
+    """A folder of this user among the temporary files; FileNotFoundError if the system has none."""
     return Path(tempfile.gettempdir(), f"atomr_cutlass-{os.geteuid()}")
 
 
 def is_there(folder: Path) -> bool:
-    """Whether there is a folder, which may be a link to one; CacheError if it is unsafe or cannot be looked at."""
+    """Whether the folder exists, perhaps through a link; CacheError if it is unsafe or not accessible."""
     with failing(folder, "read"):
         try:
             status = folder.stat()
@@ -80,9 +80,9 @@ def is_there(folder: Path) -> bool:
 
 
 def prepare(folder: Path) -> None:
-    """Makes the folder and those in it, which may not be links, where they are missing; CacheError if one is unsafe."""
+    """Makes missing folders, of which the inner ones must not be links; CacheError if one is unsafe."""
     with failing(folder, "written"):
-        # Each time, for caches get deleted under running programs.
+        # Each time: caches get deleted while programs run.
         if not is_there(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             is_there(folder)
@@ -95,7 +95,7 @@ def prepare(folder: Path) -> None:
 
 @contextlib.contextmanager
 def failing(folder: Path, action: str) -> Iterator[None]:
-    """Turns an OSError of a block, by which the folder is `action`, such as "read", into a CacheError with a cure."""
+    """Turns an OSError of the block into a CacheError with a cure; `action`, such as "read", is for its text."""
     try:
         yield
     except OSError as error:
@@ -115,7 +115,7 @@ def _require_safe(folder: Path, status: os.stat_result) -> None:
 
 
 def objection(status: os.stat_result, *, folder: bool = False) -> str:
-    """Why nothing is taken from a file, or folder, like this; empty: no reason."""
+    """Why a file or folder with this status is not trusted; empty if it is."""
     if folder and not stat.S_ISDIR(status.st_mode):
         return "is no folder"
     if not folder and not stat.S_ISREG(status.st_mode):
@@ -128,7 +128,7 @@ def objection(status: os.stat_result, *, folder: bool = False) -> str:
 
 
 def is_safe(path: Path, *, folder: bool = False) -> bool:
-    """Whether there is such a file, or folder, and no objection to it; links are not followed."""
+    """Whether the file or folder exists and is trusted; links are not followed."""
     try:
         return not objection(path.lstat(), folder=folder)
     except OSError:
@@ -136,7 +136,7 @@ def is_safe(path: Path, *, folder: bool = False) -> bool:
 
 
 def version(path: Path) -> tuple[int, int, int] | None:
-    """A value that changes when a file is replaced, written or dated; None if there is none."""
+    """A value that changes when a file is replaced, written or touched; None for a missing file."""
     try:
         return _VERSION(path.lstat())
     except OSError:
@@ -144,27 +144,27 @@ def version(path: Path) -> tuple[int, int, int] | None:
 
 
 def is_same(path: Path, status: os.stat_result) -> bool:
-    """Whether the file is still the one that was looked at. What replaces it since is better than what was there."""
+    """Whether the file still is the one of this status: a newer file is not to be removed in its place."""
     return version(path) == _VERSION(status)
 
 
 def read(path: Path, most: int = -1) -> bytes:
-    """The file, or so many bytes of its beginning; OSError if it is a link."""
+    """The content of a file, or its first bytes; OSError for a link."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         return file.read(most)
 
 
 def touch(path: Path) -> None:
-    """Dates a file by now, if that can be. File systems note seldom, and not in order, when files were read."""
+    """Sets a file's time to now, if possible: file systems update access times rarely and out of order."""
     now = time.time_ns()
     with contextlib.suppress(OSError):
         os.utime(path, ns=(now, now), follow_symlinks=False)
 
 
 def write(path: Path, content: bytes, temporary: Path, *, mode: int = 0o600) -> None:
-    """Writes a file of which readers see all or nothing, by way of a temporary folder of the same file system.
+    """Writes a file atomically, through a temporary folder of the same file system.
 
-    A link is replaced, not followed. Nothing is left of what cannot be written.
+    A link is replaced, not followed. A failed write leaves no file behind.
     """
     descriptor, name = tempfile.mkstemp(dir=temporary)
     try:
@@ -178,7 +178,7 @@ def write(path: Path, content: bytes, temporary: Path, *, mode: int = 0o600) -> 
 
 
 def save(path: Path, content: bytes) -> None:
-    """Writes a user's file, as `write` does; InvalidOperandError where that cannot be."""
+    """Writes a user's file, as `write` does; InvalidOperandError if that fails."""
     try:
         write(path, content, path.absolute().parent, mode=0o644)
     except OSError as error:
@@ -186,7 +186,7 @@ def save(path: Path, content: bytes) -> None:
 
 
 def rewrite(path: Path, made: Callable[[str], str], doing: str) -> None:
-    """Replaces a user's file of lines by the text that is made of it, if that differs, while no other process does.
+    """Replaces the text of a user's file of lines by `made(text)`, if different; locks out other writers.
 
     `doing` is for errors, such as "record kernels in".
     """
@@ -203,7 +203,7 @@ def rewrite(path: Path, made: Callable[[str], str], doing: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, a link or a folder with what is in it; somebody else may have done so already."""
+    """Removes a file, a link or a folder with its content, unless another process already has."""
     with contextlib.suppress(FileNotFoundError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -212,11 +212,11 @@ def remove(path: Path) -> None:
 
 
 def remember_failure(cache: Path, digest: bytes, fingerprint: str, error: CompileError) -> None:
-    """Keeps an error for a while, and its source beside it, which `error.source_path` then names if it has room."""
+    """Keeps an error for a while, with its source as `error.source_path` if the disk has room."""
     path = _failure_path(cache, digest, fingerprint)
     details = {"log": error.log, "source": error.source, "options": error.options}
     record = {"name": path.name, "time": time.time(), "message": str(error), **details}
-    # Ahead of the source: others sweep sources that have no record.
+    # Before the source: other processes remove sources without a record.
     write(path, json.dumps(record).encode(), cache / "tmp")
     if error.source:
         source = path.with_suffix(_SOURCE)
@@ -226,7 +226,7 @@ def remember_failure(cache: Path, digest: bytes, fingerprint: str, error: Compil
 
 
 def refuse_failure(cache: Path, digest: bytes, fingerprint: str) -> None:
-    """Raises the error of this key with this fingerprint, as it was but for its message, if one is remembered."""
+    """Raises the error that is remembered for this key and fingerprint, if any, with an adapted message."""
     path = _failure_path(cache, digest, fingerprint)
     if not is_safe(path.parent, folder=True):
         return
@@ -238,7 +238,7 @@ def refuse_failure(cache: Path, digest: bytes, fingerprint: str) -> None:
 
 
 def sweep_failures(cache: Path, *, everything: bool = False) -> None:
-    """Removes the failures that are remembered no more, or all, and whatever else is in their folder."""
+    """Removes expired failures, or all, and foreign files in their folder."""
     for path in (cache / "failures").glob("*"):
         record = path.with_suffix("") if path.suffix == _SOURCE else path
         if everything or not is_safe(path) or _failure(record) is None:
@@ -246,7 +246,7 @@ def sweep_failures(cache: Path, *, everything: bool = False) -> None:
 
 
 def recall_validation(identity: str) -> str | None:
-    """The finding of a validation: empty if the kernel was right, else the differences; None if nothing is known."""
+    """The finding of a validation: empty if the kernel was right, else the differences; None if not recorded."""
     try:
         folder = default_folder()
         if not is_there(folder):
@@ -276,12 +276,12 @@ def _name(start: bytes, text: str) -> str:
 
 
 def _failure(path: Path) -> CompileError | None:
-    """Reads a failure; None if it is none or has expired."""
+    """Reads a failure; None if it is damaged or has expired."""
     source = path.with_suffix(_SOURCE)
     try:
         said = _read(path)
         age = time.time() - float(said["time"])
-        # One from the future was written by a clock that was wrong: it would be remembered for who knows how long.
+        # A time in the future is from a wrong clock: such a record might not expire for years.
         if said["name"] != path.name or not 0 <= age < FAILURE_SECONDS:
             return None
         return CompileError(
@@ -297,7 +297,7 @@ def _failure(path: Path) -> CompileError | None:
 
 
 def _read(path: Path) -> Any:
-    """The JSON in a file that is safe to read; OSError or one of _NO_RECORD where there is none."""
+    """The JSON in a trusted file; otherwise OSError or one of _NO_RECORD."""
     if not is_safe(path):
         raise FileNotFoundError(path)
     return json.loads(read(path))

@@ -1,6 +1,6 @@
-"""The kernels that this process has compiled or loaded: from memory, from disk, or by NVRTC, in this order.
+"""Kernels outside the table, in this order: those in the process's memory, from disk, or compiled by NVRTC.
 
-What compiles them and keeps them is imported when a kernel is asked for: most processes find theirs in the table.
+The compiler and the disk cache are imported at the first such kernel: most processes need only those of the table.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 POLICIES = ("auto", "background", "off")
 WARN = "warn"
-"""A further value of ATOMR_CUTLASS_JIT: the process is frozen from its beginning, as by `freeze("warn")`."""
+"""A further value of ATOMR_CUTLASS_JIT: the process starts frozen, as by `freeze("warn")`."""
 FREEZES = ("error", WARN)
 POLICY_VARIABLE = "ATOMR_CUTLASS_JIT"
 MISS_LOG_VARIABLE = "ATOMR_CUTLASS_MISS_LOG"
@@ -43,7 +43,7 @@ compile_sink: ContextVar[Callable[[str, str], object] | None] = ContextVar("comp
 """Gets the source and the name of each kernel before it is compiled for this thread, in the background too."""
 
 called_from: ContextVar[str] = ContextVar("called from", default="")
-"""File and line of what this thread serves, where its own call stack does not say that."""
+"""File and line of the request that this thread serves, if its own call stack does not show them."""
 
 _kernels: dict[tuple[str, str], _core.JitKernel] = {}
 _images: dict[tuple[str, str], str] = {}
@@ -66,15 +66,15 @@ def policy(requested: str | None = None) -> str:
 
 
 def freeze(policy: str = "error") -> None:
-    """From now on, what is compiled is an error, or a warning: for processes that serve, once they are warm.
+    """Makes further compilations an error or a warning: for serving processes, once they are warm.
 
-    Kernels of the table, of packs, and those that this process has loaded serve as before. Where another would be
-    compiled in the background, a slow kernel of the table is used; compilations that are under way there are waited
-    for. With `error`, neither a compiler nor the disk cache is looked at.
+    Kernels of the table, of packs, and those that this process has loaded are used as before. A slow kernel of the
+    table serves in place of a compilation in the background; those in progress are waited for. With `error`, neither
+    the compiler nor the disk cache is used.
 
     Args:
         policy: `error` raises KernelNotFoundError with the key, the call that wants it, and the commands that add it;
-            `warn` warns of each and goes on. The latter of several calls holds.
+            `warn` warns of each and compiles. The last call counts.
 
     Raises:
         InvalidOperandError: an unknown policy.
@@ -87,12 +87,12 @@ def freeze(policy: str = "error") -> None:
 
 
 def frozen() -> str:
-    """`error` or `warn`, as the process is frozen; empty: it is not."""
+    """`error` or `warn` in a frozen process, else empty."""
     return _frozen or (WARN if os.environ.get(POLICY_VARIABLE) == WARN else "")
 
 
 def _refuse_if_frozen(key: KernelKey, doing: str) -> None:
-    """Says that a kernel is missing from a frozen process: warns, or raises KernelNotFoundError."""
+    """Reports a kernel that a frozen process lacks: warns, or raises KernelNotFoundError."""
     how = frozen()
     if not how:
         return
@@ -106,7 +106,7 @@ def _refuse_if_frozen(key: KernelKey, doing: str) -> None:
 
 
 def built_ahead(key: KernelKey) -> str:
-    """How a kernel comes to be there before it is asked for, whether or not a preset has it."""
+    """How to build a kernel ahead of time, whether or not a preset has it."""
     return (
         "record a run that compiles it (ATOMR_CUTLASS_RECORD=keys.jsonl), `atomr-cutlass build keys.jsonl --arch "
         f"{key.arch.target} -o model.pack`, and ATOMR_CUTLASS_PACKS=model.pack"
@@ -114,7 +114,7 @@ def built_ahead(key: KernelKey) -> str:
 
 
 def call_site() -> str:
-    """File and line of the code that uses the package: where a message was made, or the innermost frame outside."""
+    """File and line of the package's caller: the code that made the message, or the innermost outer frame."""
     frame = sys._getframe()  # noqa: SLF001 - the call stack, without reading sources
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE:
         frame = frame.f_back
@@ -122,16 +122,16 @@ def call_site() -> str:
 
 
 def target_for(key: KernelKey, device: Device) -> str:
-    """The target to compile a key to for a device: machine code, or PTX where the device is of another generation.
+    """The target to compile a key to for a device: machine code, or PTX for a device of another generation.
 
-    UnsupportedError where neither runs there; DeviceUnavailableError where PTX needs an NVRTC that is missing.
+    Raises UnsupportedError if neither runs there, DeviceUnavailableError if PTX needs another NVRTC.
     """
     way = devices.rank_arch(key.arch, device, ptx=True)
     if way is None:
         raise UnsupportedError(f"code for {key.arch.value} does not run on {device.name}")
     if way != devices.TRANSLATED:
         return key.arch.value
-    if device.cuda_version and frozen() != "error":  # else nothing is compiled, and NVRTC is not to be loaded
+    if device.cuda_version and frozen() != "error":  # otherwise nothing is compiled: do not load NVRTC
         major, minor = toolchain().version
         made = 1000 * major + 10 * minor
         if not devices.translates(device, made):
@@ -145,9 +145,9 @@ def target_for(key: KernelKey, device: Device) -> str:
 
 
 def kernel(key: KernelKey, device: Device) -> _core.JitKernel:
-    """The kernel of a key, ready to be launched on a device. Compiles it if it has to, which takes seconds.
+    """The kernel of a key, ready for launches on a device. Compiles it if necessary, which takes seconds.
 
-    Threads that ask for one kernel at once wait for one compilation.
+    Concurrent requests for one kernel share one compilation.
     """
     target = target_for(key, device)
     identity = (key.name, target)
@@ -176,7 +176,7 @@ def image_digest(key: KernelKey, device: Device) -> str:
 
 
 def load(key: KernelKey, target: str) -> tuple[Images, str]:
-    """The compiled code of a key, without a GPU, and where it comes from: `disk` or `compiled`."""
+    """The compiled code of a key, without a GPU, and its origin: `disk` or `compiled`."""
     from .compiler import Images, Unit
 
     tools = toolchain()
@@ -197,9 +197,9 @@ def load(key: KernelKey, target: str) -> tuple[Images, str]:
 
 
 def _fingerprint(tools: Toolchain) -> str:
-    """The conditions of a compilation failure besides the kernel's key: which of CUDA's headers are there.
+    """The conditions of a compilation failure besides the kernel's key: NVRTC and CUDA's installed headers.
 
-    A header that is installed beside others changes its folder's time, not its path.
+    The folders' times are included: a header that is added to a folder changes them.
     """
     told = [str(tools.nvrtc)]
     for folder in tools.include:
@@ -210,7 +210,7 @@ def _fingerprint(tools: Toolchain) -> str:
 
 
 def where(key: KernelKey, target: str) -> str | None:
-    """Where the compiled kernel of a key is by now: `memory`, `disk`, or None."""
+    """The place of a key's compiled kernel: `memory`, `disk`, or None."""
     from .compiler import Unit
 
     if (key.name, target) in _kernels:
@@ -219,7 +219,7 @@ def where(key: KernelKey, target: str) -> str | None:
 
 
 def problem() -> str:
-    """Why nothing can be compiled besides what a call needs; empty when something can."""
+    """Why kernels that calls can do without are not compiled; empty if they can be."""
     if frozen():
         return "the process is frozen"
     try:
@@ -230,19 +230,19 @@ def problem() -> str:
 
 
 def ready(key: KernelKey, device: Device) -> bool:
-    """Whether a key's kernel can be had without compiling; of a frozen process, in its memory."""
+    """Whether a key's kernel is available without compiling; in a frozen process only from its memory."""
     try:
         target = target_for(key, device)
         return (key.name, target) in _kernels if frozen() else where(key, target) is not None
-    # Without a compiler it cannot be told from others of its name; what cannot run here is not ready either.
+    # Without a compiler its digest is unknown; a kernel that cannot run here is not ready either.
     except (DeviceUnavailableError, UnsupportedError):
         return False
 
 
 def in_background(key: KernelKey, device: Device, then: Callable[[], None]) -> None:
-    """Compiles a key on a thread of its own, one for each key, and calls `then` there when it is ready.
+    """Compiles a key in a thread, one per key, and calls `then` there when it is ready.
 
-    A failure is warned about, once: whoever asked is served otherwise.
+    A failure is only warned about, once: the request is served by another kernel.
     """
     try:
         identity = (key.name, target_for(key, device))
@@ -254,7 +254,7 @@ def in_background(key: KernelKey, device: Device, then: Callable[[], None]) -> N
             _background[identity][1].append(then)
             return
         waiting = [then]
-        # A daemon, or the process would not end before it: see `_close`.
+        # A daemon: the exit of the process must not wait for it, see `_close`.
         thread = threading.Thread(
             target=copy_context().run,
             args=(_in_background, key, device, identity),
@@ -270,7 +270,7 @@ def _in_background(key: KernelKey, device: Device, identity: tuple[str, str]) ->
         with _turns():
             if not _closing.is_set():
                 kernel(key, device)
-    except Exception as error:  # noqa: BLE001 - nobody above to tell
+    except Exception as error:  # noqa: BLE001 - the thread has no caller
         with _background_lock:
             del _background[identity]
         if not _closing.is_set():
@@ -285,7 +285,7 @@ def _in_background(key: KernelKey, device: Device, identity: tuple[str, str]) ->
             then = waiting.pop(0)
         try:
             then()
-        except Exception as error:  # noqa: BLE001 - likewise
+        except Exception as error:  # noqa: BLE001 - the thread has no caller
             warnings.warn(f"{key.name} was compiled but is not used: {error}", RuntimeWarning, stacklevel=1)
 
 
@@ -302,7 +302,7 @@ def _warn_of_background(key: KernelKey, error: Exception) -> None:
 
 @atexit.register
 def _close() -> None:
-    """At exit, background threads must not be in C++: they would come back to an interpreter that is gone."""
+    """Ends background threads at exit: returning from C++ into a finalized interpreter crashes."""
     _closing.set()
     compiler = sys.modules.get(f"{__package__}.compiler")
     if compiler is not None:
@@ -311,13 +311,12 @@ def _close() -> None:
 
 
 def record_miss(key: KernelKey) -> None:
-    """Notes in ATOMR_CUTLASS_MISS_LOG, a file of keys, if it is set, that the table lacks a key."""
+    """Appends a key that the table lacks to ATOMR_CUTLASS_MISS_LOG, a file of keys, if that is set."""
     path = os.environ.get(MISS_LOG_VARIABLE)
     if not path or key.name in _missed:
         return
     with contextlib.suppress(OSError):
-        # Neither a link to somewhere else nor a pipe that nobody reads; O_APPEND, so that lines of several processes do
-        # not mix.
+        # Neither a link nor a pipe without a reader; O_APPEND keeps lines of several processes apart.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
         with os.fdopen(os.open(path, flags, 0o644), "wb", buffering=0) as file:
             file.write(f"{line(key)}\n".encode())
@@ -334,12 +333,12 @@ def store() -> KernelStore:
 
 @functools.cache
 def _turns() -> threading.BoundedSemaphore:
-    # A compilation is two processes. More that wait for their turns would only keep calls from their kernels' locks.
+    # A compilation is two processes. Further waiting threads would only hold locks that calls need.
     return threading.BoundedSemaphore(max(1, machine.cpus() // 2))
 
 
 def _forget() -> None:
-    """After a fork: kernels belong to the parent's context, as threads do."""
+    """Forgets kernels and threads after a fork: they belong to the parent's context and process."""
     _background.clear()
     _kernels.clear()
     _images.clear()

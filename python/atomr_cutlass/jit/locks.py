@@ -1,13 +1,13 @@
-"""Locks that outlive nobody: between threads, free in a forked child; between processes, each of them a file.
+"""Locks that never outlive their holder: between threads, free in a forked child; between processes, files.
 
-A lock of threads that another thread holds during fork would stay locked in the child for ever.
+An ordinary lock that another thread holds during a fork would stay locked in the child for ever.
 
-Locks between processes are flock's, since the kernel releases it however its holder ends; each acquisition has a
-description of its own, so that threads of one process exclude each other too.
+Locks between processes use flock, which the kernel releases however the holder ends. Each acquisition opens the file
+anew, so that threads of one process exclude each other too.
 
-Lock files are removed while their lock is held, by the holder or by `remove`. The hazard: another one has opened the
-file by then, locks what has no name any more, and a third one locks a new file of that name. So whoever gets a lock
-looks whether the name still stands for the file that is locked, and starts again if it does not.
+Lock files are removed while their lock is held, by the holder or by `remove`. The hazard: a second process that opened
+the file before its removal locks a file without a name, while a third one locks a new file of that name. So after
+locking, a process checks that the name still refers to the locked file, and starts again if it does not.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from ..generator.errors import shown
 T = TypeVar("T")
 
 COMPILE_SECONDS = 900.0
-"""For one compiler process: many times what it takes on a busy machine."""
+"""Limit of one compiler process: many times its duration on a busy machine."""
 
 LOCK_SECONDS = 2 * COMPILE_SECONDS + 60.0
-"""For the process that compiles a kernel, which may run its two compilers one after the other. Longer than they may
-take, so that who waits gets their kernel or their error; only for one that was stopped is it ever this long."""
+"""Longest wait for a process that compiles a kernel, possibly with its two compilers in sequence. It exceeds their
+limits, so that a waiting process gets the kernel or the error; it is reached only if that process is stopped."""
 
 _owners: weakref.WeakKeyDictionary[Any, dict[str, Callable[[], Any]]] = weakref.WeakKeyDictionary()
 
 
 def renewed(owner: Any, name: str, make: Callable[[], T]) -> T:
-    """Makes a lock, or the like, for the caller to assign to this name of its owner; a forked child makes it anew."""
+    """Makes a lock or similar object, to be assigned to `name` of `owner`; a forked child gets a new one there."""
     _owners.setdefault(owner, {})[name] = make
     return make()
 
 
 class KeyedLocks:
-    """Lets threads with one key take turns, and those with other keys pass. All are free in a forked child."""
+    """A lock for each key, all free in a forked child."""
 
     def __init__(self) -> None:
         self._lock = renewed(self, "_lock", threading.Lock)
-        # A lock is there as long as somebody holds it or waits for it.
+        # A lock exists as long as a thread holds it or waits for it.
         self._locks: weakref.WeakValueDictionary[Hashable, Any] = renewed(self, "_locks", weakref.WeakValueDictionary)
 
     @contextlib.contextmanager
     def hold(self, key: Hashable) -> Iterator[None]:
-        """Holds the lock of a key; reentrant, so that a thread that comes back with its own key meets no deadlock."""
+        """Holds the lock of a key; reentrant, so that nested use of one key does not deadlock."""
         try:
             hash(key)
         except TypeError:
@@ -69,7 +69,7 @@ forking = threading.RLock()
 
 
 class Lock(NamedTuple):
-    """A lock that is held; its file is there meanwhile. A process that inherits the descriptor holds it too."""
+    """A held lock and its file. A process that inherits the descriptor holds it too."""
 
     path: Path
     descriptor: int
@@ -77,11 +77,11 @@ class Lock(NamedTuple):
     def unlock(self) -> None:
         """Releases the lock, and removes its file."""
         if self.descriptor not in _descriptors:
-            return  # a child that was forked meanwhile: the lock is its parent's
+            return  # in a forked child: the lock belongs to the parent
         with contextlib.suppress(OSError):
             if self.is_named():
                 self.path.unlink()
-        # Closing alone would not do while a child between fork and exec has the descriptor too.
+        # Closing alone does not unlock while a child between fork and exec has the descriptor too.
         with contextlib.suppress(OSError):
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)
         self.close()
@@ -94,7 +94,7 @@ class Lock(NamedTuple):
                 os.close(self.descriptor)
 
     def is_named(self) -> bool:
-        """Whether the path still stands for the file that is locked."""
+        """Whether the path still refers to the locked file."""
         try:
             named = self.path.lstat()
         except FileNotFoundError:
@@ -104,7 +104,7 @@ class Lock(NamedTuple):
 
 @contextlib.contextmanager
 def hold(path: Path, patience: float) -> Iterator[None]:
-    """Holds a lock, for which it waits so many seconds at most; then TimeoutError, other errors are `try_lock`'s."""
+    """Holds a lock; TimeoutError if that takes longer than `patience` seconds, else the errors of `try_lock`."""
     deadline = time.monotonic() + patience
     pause = 0.001
     while (lock := try_lock(path)) is None:
@@ -119,14 +119,14 @@ def hold(path: Path, patience: float) -> Iterator[None]:
 
 
 def remove(path: Path) -> None:
-    """Removes the file of a lock that nobody holds; leaves that of one that is held."""
+    """Removes the file of a free lock; leaves that of a held one."""
     lock = try_lock(path)
     if lock is not None:
         lock.unlock()
 
 
 def try_lock(path: Path) -> Lock | None:
-    """Takes a lock at once, if nobody holds it; OSError for want of its folder, or of locks on that file system."""
+    """Takes a lock if it is free; OSError without its folder, or on a file system without locks."""
     with forking:
         lock = Lock(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         _descriptors.add(lock.descriptor)
@@ -140,7 +140,7 @@ def try_lock(path: Path) -> Lock | None:
 
 
 def try_first(paths: Iterable[Path]) -> Lock | None:
-    """As `try_lock`, of the first of several that nobody holds."""
+    """Takes the first free one of several locks, as `try_lock` does."""
     return next(filter(None, map(try_lock, paths)), None)
 
 
@@ -148,7 +148,7 @@ def _renew_in_child() -> None:
     for owner, attributes in _owners.items():
         for name, make in attributes.items():
             setattr(owner, name, make())
-    # A description is shared with the parent: left open here, its lock would outlive the parent; unlocked here, the
+    # The open file is shared with the parent: left open here, its lock would outlive the parent; unlocked here, the
     # parent would lose it.
     for descriptor in _descriptors:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Which kernels a process uses, whatever made them, and files of them: what `atomr-cutlass build` reads.
+"""Recording of the kernels that a process uses in files of keys, which `atomr-cutlass build` reads.
 
 Every plan is noted with the kernels that it launches. Calls of one plan are not counted: they run in C++.
 """
@@ -28,26 +28,26 @@ from .locks import renewed
 VARIABLE = "ATOMR_CUTLASS_RECORD"
 
 EXTENTS = ("m", "n", "k", "batch", "groups", "h", "w", "c", "r", "s", "p", "q", "count", "rows", "columns")
-"""The arguments of kernels (kernel_abi.h) that say how large a problem is."""
+"""The arguments of kernels (kernel_abi.h) that give the size of a problem."""
 
 Launches = Sequence[tuple[KernelKey, Mapping[str, Any]]]
 """The kernels of a plan, each with its arguments by name."""
 
 
 class Recording:
-    """A file of keys in the making. Threads may note side by side, and processes may write to one file."""
+    """A file of keys that is being recorded. Threads may note concurrently, and processes share one file."""
 
     def __init__(self, path: Path) -> None:
-        """Begins a recording; the present content of the file stays in it."""
+        """Begins a recording, which keeps the present content of the file."""
         self.path = path
         self._lock = renewed(self, "_lock", threading.Lock)
         self._known: set[tuple[KernelKey, str]] = set()
-        # A child leaves the parent's notes to the parent.
+        # A forked child does not write the parent's notes.
         self._noted: Counter[tuple[KernelKey, str]] = renewed(self, "_noted", Counter)
         self.flush()
 
     def note(self, launches: Launches) -> None:
-        """Notes a plan. What has not been seen is written at once: a process may be killed."""
+        """Notes a plan. New keys and shapes are written at once, since the process may be killed."""
         with self._lock:
             noted = [
                 (key, json.dumps({name: args[name] for name in EXTENTS if isinstance(args.get(name), int)}))
@@ -60,15 +60,15 @@ class Recording:
             self.flush()
 
     def flush(self) -> None:
-        """Merges the noted keys into the file, which others may have written meanwhile."""
-        from . import files  # tempfile, which it imports, is slow to import and needed by few
+        """Merges the noted keys into the file, which other processes may have written meanwhile."""
+        from . import files  # imports tempfile, which is slow and rarely needed
 
         with self._lock:
             files.rewrite(self.path, self._merged, "record kernels in")
             self._noted.clear()
 
     def _merged(self, present: str) -> str:
-        """The text of the file with what was noted: the keys that it has or that were noted, each once."""
+        """The text of the file with the noted keys added, each key once."""
         found: dict[KernelKey, tuple[list[Any], int]] = {}
 
         def add(key: KernelKey, shapes: list[Any], count: int) -> None:
@@ -93,15 +93,15 @@ class Recording:
 def record(path: str | os.PathLike[str]) -> Iterator[None]:
     """Records the kernels of the plans that exist within the block, of all threads, in a file of keys.
 
-    Each line has the key of a kernel, `shapes`, the problems that it was planned for, and `count`, how many plans there
-    were. Plans that were made before are among them as long as they live, since their calls cannot be told from those
-    of others. A file that exists is added to; several processes may record in one.
+    Each line has the key of a kernel, `shapes`, the problems that it was planned for, and `count`, the number of plans.
+    Earlier plans that are still alive are included, since calls within the block may use them. An existing file is
+    extended; several processes may record in one.
 
     Args:
         path: the file, such as `keys.jsonl`. `atomr-cutlass build` makes a pack of it.
 
     Raises:
-        InvalidOperandError: `path` is no path, or that of a file that is none of keys or cannot be written.
+        InvalidOperandError: `path` is no path, or its file has no keys or cannot be written.
     """
     try:
         recording = Recording(Path(path).absolute())
@@ -121,7 +121,7 @@ def record(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def note(plan: object, launches: Launches) -> None:
-    """Notes a plan that was made, and the kernels that it launches, wherever something is being recorded."""
+    """Notes a new plan and the kernels that it launches in every active recording."""
     with _lock:
         _start_from_environment()
         _plans[plan] = launches
@@ -129,7 +129,7 @@ def note(plan: object, launches: Launches) -> None:
     for recording in recordings:
         try:
             recording.note(launches)
-        except CutlassError as error:  # noqa: PERF203 - no reason for the call that made the plan to fail
+        except CutlassError as error:  # noqa: PERF203 - the call that made the plan must not fail
             warnings.warn(str(error), RuntimeWarning, stacklevel=3)
 
 
@@ -144,7 +144,7 @@ def _start_from_environment() -> None:
     if path:
         recordings = contextlib.ExitStack()
         atexit.register(recordings.close)
-        recordings.enter_context(contextlib.suppress(CutlassError))  # at the end: nobody is left to be told
+        recordings.enter_context(contextlib.suppress(CutlassError))  # at exit no caller remains
         try:
             recordings.enter_context(record(path))
         except CutlassError as error:

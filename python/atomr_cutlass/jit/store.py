@@ -1,10 +1,10 @@
 """The disk cache of compiled kernels: bytes in, bytes out.
 
-docs/jit.md says what lies in its folder. An entry is a kernel in a frame: magic, length of the header, header (JSON),
-kernel, SHA-256 of all that. Its file is dated by when it was read last.
+docs/jit.md describes its folder. An entry is a kernel in a frame: magic, length of the header, header (JSON), kernel,
+SHA-256 of all that. Its file's time is when it was last read.
 
-Loading a kernel runs it, so nothing is taken from a folder or file that another user owns or could have written. A
-cache only saves time: where there is none to be had, `get` and `obtain` warn once and go on without.
+Loading a kernel runs code, so folders and files that another user owns or could have written are not read. The cache
+only saves time: without a usable one, `get` and `obtain` warn once and continue.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SKEW_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class Entry:
-    """A kernel in the cache: what its frame's header says, its bytes on disk, where it lies."""
+    """A kernel in the cache: the fields of its frame's header, its bytes on disk, its path."""
 
     digest: str
     info: dict[str, str | float | int]
@@ -51,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Damage:
-    """An entry that is not used: where it lay, why, and where it lies now (None: it could not be moved)."""
+    """A refused entry: its path, the reason, and its new path (None: it could not be moved)."""
 
     path: Path
     reason: str
@@ -72,7 +72,7 @@ class KernelStore:
     """Compiled kernels on disk, shared by threads and processes of one user; nothing is touched before first use."""
 
     max_bytes = MAX_BYTES
-    """How much it keeps; writers that run side by side may exceed that for a moment."""
+    """The limit of its size; concurrent writers may exceed it for a moment."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = (folder or files.default_folder()).absolute()
@@ -94,17 +94,17 @@ class KernelStore:
         *,
         fingerprint: str = "",
     ) -> tuple[bytes, str]:
-        """The kernel of this key, which is made if the cache lacks it, and its origin: "disk" or "compiled".
+        """The kernel of this key, made if the cache lacks it, and its origin: "disk" or "compiled".
 
-        Of all the threads and processes that want one key, one makes it and the others wait for it. A CompileError of
-        `make` is raised for ten minutes, while `fingerprint` is the same: on what besides the key it depends, such as
-        where headers are looked for. `info` is what listings show.
+        Of all threads and processes that need one key, one makes the kernel and the others wait. A CompileError of
+        `make` is raised again for ten minutes while `fingerprint` is the same: the conditions besides the key, such
+        as the folders of headers. Listings show `info`.
         """
         kernel = self.get(digest)
         if kernel is not None:
             return kernel, "disk"
         with contextlib.ExitStack() as alone:
-            # Keeps other threads and processes from making the same kernel, where that can be.
+            # Keeps other threads and processes from making the same kernel, if locks are available.
             with self._optional("locked"):
                 files.prepare(self.folder)
                 alone.enter_context(locks.hold(self.folder / "locks" / _name(digest), LOCK_SECONDS))
@@ -126,20 +126,20 @@ class KernelStore:
         return kernel, "compiled"
 
     def entries(self) -> list[Entry]:
-        """Every entry whose header can be read, in the order of their names. Checksums are `verify`'s business."""
+        """Every entry with a readable header, ordered by name. Checksums are checked by `verify` only."""
         found = []
         for path in self._paths():
-            # It may be evicted meanwhile, and what is no entry is not listed.
+            # It may be evicted meanwhile, and other files are not listed.
             with contextlib.suppress(OSError, ValueError):
                 status = path.lstat()
                 if not files.objection(status):
-                    # Several times what a key with its names takes.
+                    # Several times the size of a header.
                     header, _ = _header(files.read(path, 64 << 10))
                     found.append(Entry(**header, size=status.st_size, path=path))
         return sorted(found, key=lambda entry: (str(entry.info.get("name", "")), entry.digest))
 
     def verify(self, track: Callable[[list[Path]], Iterable[Path]] = iter) -> tuple[int, list[Damage]]:
-        """Reads every entry whole: how many there are, and the damaged or unsafe ones, which go to the quarantine."""
+        """Reads every entry: their number, and the damaged or unsafe ones, which are moved to the quarantine."""
         checked, damaged = 0, []
         for path in track(self._paths()):
             # It may be evicted meanwhile.
@@ -157,14 +157,14 @@ class KernelStore:
     def prune(
         self, *, max_bytes: int | None = None, older_than: float | None = None, everything: bool = False
     ) -> Pruning:
-        """Removes entries, those that have not been read for longest first, and whatever is of no use any more.
+        """Removes entries, the least recently read first, and obsolete files.
 
-        That is: what is in quarantine, failures that are remembered no more, locks that nobody holds, and what writers
-        left that died. Safe while others use the cache. Entries not read for `older_than` seconds go in any case.
+        Obsolete are quarantined files, expired failures, free locks, and temporary files of dead writers. Safe while
+        others use the cache. Entries not read for `older_than` seconds are removed in any case.
         """
         if not files.is_there(self.folder):
             return Pruning(0, 0, 0, 0)
-        # Refuses links: what they lead to is not to be pruned.
+        # Refuses links: their targets must not be pruned.
         files.prepare(self.folder)
         limit = self.max_bytes if max_bytes is None else max_bytes
         oldest = 0.0 if older_than is None else time.time() - older_than
@@ -177,7 +177,7 @@ class KernelStore:
         status = path.lstat()
         try:
             kernel = _kernel(path, status, digest)
-        except ValueError:  # nor may what is no file stay in the way
+        except ValueError:  # also of a link or folder, which must not stay in the way
             self._quarantine(path, status)
             return None
         files.touch(path)
@@ -204,10 +204,10 @@ class KernelStore:
             return [Path(folder, name) for folder, _, names in os.walk(self.folder / "entries") for name in names]
 
     def _evict(self, limit: int, oldest: float = 0.0) -> Pruning:
-        """Removes the entries that were read before `oldest`, and others until no more than `limit` bytes are left.
+        """Removes the entries last read before `oldest`, and others until no more than `limit` bytes are left.
 
-        Those that were read when the clock was ahead go first: as the last ones they could fill the cache for years,
-        and each new entry would be evicted at once.
+        Entries with times in the future are removed first: kept until last they could fill the cache for years, and
+        each new entry would be evicted at once.
         """
         latest = time.time() + _SKEW_SECONDS
         found = []
@@ -234,7 +234,7 @@ class KernelStore:
             path.rename(target)
         except (OSError, CacheError):
             return None
-        # Others may be doing the same.
+        # Other processes may be doing the same.
         with contextlib.suppress(OSError):
             latest_first = sorted(folder.iterdir(), key=lambda p: p.lstat().st_ctime_ns, reverse=True)
             for old in latest_first[_QUARANTINED:]:
@@ -253,19 +253,19 @@ class KernelStore:
             else:
                 files.remove(path)
         for path in (self.folder / "tmp").glob("*"):
-            # A younger one may be about to be renamed into its place, as may one that is gone by now.
+            # A younger one may be about to be renamed into place; one may have been renamed already.
             with contextlib.suppress(FileNotFoundError):
                 if abs(time.time() - path.lstat().st_mtime) > _STALE_SECONDS:
                     files.remove(path)
 
     @contextlib.contextmanager
     def _optional(self, action: str) -> Iterator[None]:
-        """A block by which the cache is `action`; where that cannot be, warns and goes on behind the block."""
+        """Turns a failure of the block, in which the cache is `action`, into a warning, and continues after it."""
         try:
             with files.failing(self.folder, action):
                 yield
         except CacheError as error:
-            # Of what follows from the same cause (first it cannot be locked, then it cannot be written), one is enough.
+            # One warning suffices: further failures (first of locking, then of writing) have the same cause.
             if self.folder not in _warned:
                 _warned.add(self.folder)
                 warnings.warn(f"going on without a kernel cache: {error}", RuntimeWarning, stacklevel=5)
@@ -279,7 +279,7 @@ def _name(digest: bytes) -> str:
 
 
 def _kernel(path: Path, status: os.stat_result, digest: bytes | None = None) -> bytes:
-    """The kernel in a file, seen as `status`; ValueError, which says why, where none is taken from it."""
+    """The kernel in a file of this status; ValueError with the reason if it is refused."""
     objection = files.objection(status)
     if objection:
         raise ValueError(objection)
@@ -293,9 +293,9 @@ def _pack(header: Mapping[str, Any], kernel: bytes) -> bytes:
 
 
 def _unpack(frame: bytes, digest: bytes | None = None) -> bytes:
-    """The kernel in a frame; given a key, of that key only. ValueError says what is not as it was written."""
+    """The kernel in a frame, checked against the key if given; ValueError names the damage."""
     view = memoryview(frame)
-    # First, so that what is read from here on is what was written.
+    # First, so that the rest is known to be undamaged.
     if frame.startswith(_MAGIC) and hashlib.sha256(view[:-_CHECKSUM_BYTES]).digest() != view[-_CHECKSUM_BYTES:]:
         raise ValueError("does not match its checksum")
     header, start = _header(frame)
@@ -305,7 +305,7 @@ def _unpack(frame: bytes, digest: bytes | None = None) -> bytes:
 
 
 def _header(frame: bytes) -> tuple[dict[str, Any], int]:
-    """The header of a frame of which this is the beginning at least, unchecked, and where the kernel begins."""
+    """The unchecked header of a frame, given at least its beginning, and the offset of the kernel."""
     if not frame.startswith(_MAGIC):
         raise ValueError("is no entry of this version of the cache")
     start = len(_MAGIC) + _LENGTH.size

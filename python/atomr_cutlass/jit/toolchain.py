@@ -16,7 +16,7 @@ from ..generator.key import KernelKey
 from ..generator.machine import DEFAULT_ROOTS
 from .worker import Nvrtc
 
-# In an editable installation the headers lie beside the extension, not beside the Python files.
+# In an editable installation the headers are beside the extension, not beside the Python files.
 INCLUDE = Path(_core.__file__).parent / "include"
 OURS = INCLUDE / "atomr_cutlass"
 CUTLASS = INCLUDE / "cutlass_headers"
@@ -25,15 +25,15 @@ CUTLASS_DIGEST = CUTLASS / "DIGEST"
 CURE = "pip install 'atomr-cutlass[cu13]' (or [cu12], the driver's major version)"
 ELSE = "or have the kernels built before: by a preset that holds them, or as a pack (atomr-cutlass build)"
 
-# Of CUDA 13.2: it declares std::tuple_size otherwise than CUTLASS 4.2 does.
+# Of CUDA 13.2, whose declaration of std::tuple_size conflicts with that of CUTLASS 4.2.
 TOO_NEW_CCCL = (3, 2)
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Where the compiler and its headers are, and what identifies them.
+    """The places of the compiler and its headers, and their identities.
 
-    `version` is NVRTC's, such as (13, 0); `build` its name of itself, down to its build number; `headers` has digests.
+    `version` is NVRTC's, such as (13, 0); `build` its full name with the build number; `headers` has digests.
     """
 
     nvrtc: Path
@@ -44,14 +44,14 @@ class Toolchain:
 
     @property
     def compiler(self) -> str:
-        """NVRTC with its version to the last number, such as `nvrtc 13.0.88`."""
+        """NVRTC with its full version, such as `nvrtc 13.0.88`."""
         found = re.search(r"V(\d+\.\d+\.\d+)", self.build)
         return f"nvrtc {found[1] if found else '.'.join(map(str, self.version))}"
 
 
 @functools.cache
 def toolchain() -> Toolchain:
-    """The toolchain of this process, found at the first call: in Python's wheels, conda, or an installed toolkit."""
+    """The toolchain of this process, found at the first call: in Python wheels, conda, or an installed toolkit."""
     library = _library()
     cccl, cudart = _cuda_headers(library)
     try:
@@ -64,12 +64,12 @@ def toolchain() -> Toolchain:
         nvrtc=library,
         version=version,
         build=build,
-        # From CUDA 13 on, CUTLASS asks for <cccl/cuda/...>.
+        # From CUDA 13 on, CUTLASS includes <cccl/cuda/...>.
         include=(*cutlass_includes(), cccl, cccl.parent, cudart),
         headers={
             "cutlass": cutlass_digest(),
             "atomr_cutlass": headers.digest(OURS),
-            # Of CCCL's thousands, the one that holds the version stands for all.
+            # CCCL has thousands of files: the one with the version is hashed for all.
             "cccl": headers.digest(cccl / "cuda" / "std" / "__cccl"),
             "cuda": headers.digest(cudart, below=False),
         },
@@ -77,7 +77,7 @@ def toolchain() -> Toolchain:
 
 
 def missing(component: str) -> DeviceUnavailableError:
-    """The error for a part of the toolchain that is nowhere to be found."""
+    """The error for a missing part of the toolchain."""
     return DeviceUnavailableError(f"{component} is missing, so kernels cannot be compiled at run time: {CURE}; {ELSE}")
 
 
@@ -87,9 +87,9 @@ def _library() -> Path:
     try:
         return Path(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
     except pathfinder.DynamicLibNotFoundError as error:
-        import shutil  # loads bz2 and lzma, which importing the package need not
+        import shutil  # imports bz2 and lzma, too slow for the package's own import
 
-        # A toolkit that the loader and CUDA_HOME do not know of: that of the nvcc on the PATH, else in usual folders.
+        # A toolkit unknown to the loader and CUDA_HOME: that of the nvcc on the PATH, else in usual folders.
         nvcc = shutil.which("nvcc")
         for root in (*([Path(nvcc).resolve().parents[1]] if nvcc else []), *DEFAULT_ROOTS):
             for pattern in ("lib64", "lib", "targets/*/lib"):
@@ -117,7 +117,7 @@ def _cuda_headers(library: Path) -> tuple[Path, Path]:
 
 
 def cutlass_includes() -> tuple[Path, ...]:
-    """The folders in which NVRTC finds CUTLASS's headers and ours; warns where kernels compile more slowly by them."""
+    """The include folders of CUTLASS's headers and ours; warns if kernels compile more slowly with them."""
     try:
         found = headers.includes(CUTLASS, "nvrtc", ours=OURS)
     except headers.HeadersError as error:
@@ -138,7 +138,7 @@ _cutlass_version = functools.cache(headers.cutlass_version)
 
 
 def header_version(cccl: Path) -> tuple[int, int] | None:
-    """Version of CUDA's C++ headers, CCCL's own; None where it cannot be told."""
+    """Version of CUDA's C++ headers, that of CCCL; None if unknown."""
     found = defined(cccl / "cuda" / "std" / "__cccl" / "version.h", "CCCL_VERSION")
     return None if found is None else (found // 1000000, found // 1000 % 1000)
 
@@ -159,7 +159,7 @@ def _check_headers(cccl: Path, cudart: Path, major: int) -> None:
 
 
 def defined(path: Path, name: str) -> int | None:
-    """The number that a header defines a name as; None where it does not."""
+    """The number as which a header defines a name; None if it does not."""
     try:
         found = re.search(rf"#\s*define\s+{name}\s+(\d+)", path.read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -170,14 +170,14 @@ def defined(path: Path, name: str) -> int | None:
 @functools.cache
 def cutlass_digest() -> str:
     """The digest of the CUTLASS headers that are installed with the package."""
-    # Taken when the headers were installed: reading all 27 MB in every process would cost more than a kernel from disk.
+    # Computed at installation: reading all 27 MB in every process would take longer than loading a kernel from disk.
     if CUTLASS_DIGEST.is_file():
         return CUTLASS_DIGEST.read_text(encoding="ascii").strip()
     return headers.digest(CUTLASS)
 
 
 def _build(nvrtc: Nvrtc) -> str:
-    """NVRTC tells its build number in the PTX that it makes, and nowhere else."""
+    """NVRTC's full name, whose build number appears only in PTX that it generates."""
     source = 'extern "C" __global__ void nothing() {}'
     made, log = nvrtc.compile("build", source, ["--gpu-architecture=compute_80"], "ptx")
     if made is None:

@@ -1,10 +1,10 @@
 """One NVRTC compilation in a process of its own: `python worker.py`, with a request on its standard input.
 
-NVRTC compiles one source at a time in a process and takes up to 1.7 GB, which it keeps. A process for each compilation
-runs side by side with others, gives its memory back, and leaves the caller alive if the compiler dies.
+NVRTC compiles one source at a time in a process and retains up to 1.7 GB. A process for each compilation allows
+parallel ones, frees the memory, and protects the caller from a crash of the compiler.
 
-The request is a line of JSON, the arguments of `compile_source`; the answer, on the standard output, is one too, with
-the image after it. It is whole when the exit status is 0.
+The request is a line of JSON, the arguments of `compile_source`. The answer, on standard output, is a line of JSON
+followed by the image; it is complete if the exit status is 0.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _DOES_NOT_COMPILE = 6  # NVRTC_ERROR_COMPILATION
 class Nvrtc:
     """NVRTC through its C interface, which is the same in every release of CUDA 12 and 13.
 
-    cuda-python has it too, in a wheel of 30 MB for each major version of CUDA, which a toolkit does not bring.
+    cuda-python has bindings too, in a wheel of 30 MB for each major version of CUDA, which no toolkit includes.
     """
 
     def __init__(self, library: str) -> None:
         """Loads the library of this path; OSError if it cannot be loaded."""
-        # Its second half, which it asks the loader for by name, and the loader need not know the folder.
+        # Its second library, which it loads by name, from a folder that the loader may not search.
         for builtins in Path(library).parent.glob("libnvrtc-builtins.so.*"):
             ctypes.CDLL(str(builtins))
         self._library = ctypes.CDLL(library)
@@ -82,7 +82,7 @@ def answer(image: bytes | None, log: str) -> bytes:
 
 
 def parse(content: bytes) -> tuple[bytes | None, str]:
-    """The inverse of `answer`; ValueError or TypeError for what has no head."""
+    """The inverse of `answer`; ValueError or TypeError without its line of JSON."""
     head, _, image = content.partition(b"\n")
     compiled, log = json.loads(head)
     return (image if compiled else None), log
@@ -91,7 +91,7 @@ def parse(content: bytes) -> tuple[bytes | None, str]:
 def main() -> None:
     """Serves one request."""
     answers = os.dup(1)
-    os.dup2(2, 1)  # what libraries say there is no part of the answer
+    os.dup2(2, 1)  # output of libraries must not mix with the answer
     content = answer(*compile_source(**json.loads(sys.stdin.buffer.readline())))
     with os.fdopen(answers, "wb") as file:
         file.write(content)

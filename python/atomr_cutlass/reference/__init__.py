@@ -1,8 +1,8 @@
 """Common parts of the operations' NumPy references: activations, scales, epilogue trees and tolerances.
 
-Each operation's own is `ops.<operation>.reference`: every kernel is tested against it, and it runs where there is no
-GPU. Values are float64 inside and rounded once at the end, so a result differs from a kernel's by the kernel's own
-rounding; `tolerance` says by how much that may be.
+Each operation has a reference, `ops.<operation>.reference`, against which its kernels are tested, and which serves
+calls without a GPU. It computes in float64 and rounds once at the end, so a result differs from a kernel's by the
+kernel's own rounding; `tolerance` bounds the difference.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def _select(mask: FloatArray, x: FloatArray, y: FloatArray) -> FloatArray:
     return chosen
 
 
-# The derivatives are clipped where they have reached their limits, so that infinity meets no zero.
+# Arguments of derivatives are clipped to where these have reached their limits, to avoid infinity times zero.
 
 
 def _gelu_slope(x: FloatArray) -> FloatArray:
@@ -93,7 +93,7 @@ FUNCTIONS: Final[Mapping[str, Callable[..., FloatArray]]] = MappingProxyType(
         "select": _select,
     }
 )
-"""The functions of `OPS` by name: float64 arrays, then an operation's own numbers. Call them under
+"""The functions of `OPS` by name, of float64 arrays and then the operation's numbers. Call them under
 `np.errstate(all="ignore")`."""
 
 
@@ -105,21 +105,21 @@ def evaluate(
     out_dtype: CutlassDtype,
     scale_d: float | None = None,
 ) -> dict[str, AnyArray]:
-    """The results of a tree: D = saturating_cast(scale_d * result), and the outputs beside it.
+    """The results of a tree: D = saturating_cast(scale_d * result), and the further outputs.
 
-    Values are float64 from end to end; only casts, stores and D round. A value that a kernel converts to float32 before
-    any computation (constants, numbers of operations, f64 and i32 operands) is rounded to float32 here as well,
-    except where D is f64: such kernels compute in double. `tolerances` says how far a kernel may be.
+    All values are float64; only casts, stores and D round. A value that a kernel converts to float32 before any
+    computation (constants, numbers of operations, f64 and i32 operands) is rounded to float32 here as well, unless D is
+    f64: such kernels compute in double. `tolerances` bounds the difference to a kernel's results.
 
     The tree starts from the accumulator `acc` (..., M, N). Operands are its inputs by name, of their element types: a
     scalar has one element; a row is (N,) or (..., 1, N); a column (M,) or (..., M, 1); a matrix (..., M, N); a mask
     uint8 (..., M, ceil(N / 8)), with eight columns to a byte, the first in the lowest bit. Batch dimensions broadcast
-    to acc's. `out_dtype` is that of D, which alone `scale_d` multiplies.
+    to acc's. `out_dtype` is the type of D; `scale_d` multiplies D only.
 
     Returns:
         New arrays by name; D is `out`, of acc's shape. Stored matrices and masks are like matrix operands; a mask's
-        bit is 1 where the value is not 0 (so for NaN), its padding 0. A row is the reduction of all rows (..., N), a
-        column (..., M), a scalar (1,) of everything; without elements sum and amax are 0, max is -inf.
+        bit is 1 where the value is not 0 (also for NaN), its padding 0. A row (..., N) is reduced over all rows, a
+        column (..., M) over all columns, a scalar (1,) over all; without elements sum and amax are 0, max is -inf.
     """
     values = values_of(tree, acc, operands, double=computes_in_double(tree, out_dtype))
     with np.errstate(all="ignore"):
@@ -136,7 +136,7 @@ def evaluate(
 
 
 def computes_in_double(tree: EpilogueVisitorTree, out_dtype: CutlassDtype) -> bool:
-    """Whether kernels compute the tree in double: their accumulator is f64 if and only if D is, as the tree may say."""
+    """Whether kernels compute the tree in double: if D, whose type the tree may decide, is f64."""
     decided = tree.result_dtype
     if decided is not None and decided is not out_dtype:
         raise InvalidOperandError(f"out_dtype is {out_dtype.value}; the tree decides that it is {decided.value}")
@@ -146,7 +146,7 @@ def computes_in_double(tree: EpilogueVisitorTree, out_dtype: CutlassDtype) -> bo
 def values_of(
     tree: EpilogueVisitorTree, acc: FloatArray, operands: Mapping[str, AnyArray], *, double: bool
 ) -> list[FloatArray]:
-    """The value of every node of the tree, of shapes that broadcast to acc's."""
+    """The value of every node of the tree, in shapes that broadcast to acc's."""
     if acc.dtype != np.float64 or acc.ndim < 2:
         raise InvalidOperandError(f"acc is {acc.dtype} of shape {acc.shape}; expected float64 of shape (..., M, N)")
     known = {slot.name: slot for slot in tree.inputs}
@@ -173,10 +173,10 @@ def values_of(
 
 
 def apply(node: Node, inputs: list[FloatArray], *, double: bool) -> FloatArray:
-    """A computed node's value from those below it. Call it under `np.errstate(all="ignore")`."""
+    """A computed node's value from its inputs' values. Call it under `np.errstate(all="ignore")`."""
     if node.op == "cast":
         rounded = to_float64(saturating_cast(inputs[0], CutlassDtype(node.attributes[0])))
-        # The largest int32 is no float32.
+        # float32 cannot represent the largest int32.
         return _compute_type(rounded, double=double)
     numbers = [_compute_type(np.array(float(number)), double=double) for number in node.attributes]
     return FUNCTIONS[node.op](*inputs, *numbers)

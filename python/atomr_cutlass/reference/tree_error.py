@@ -1,8 +1,8 @@
-"""How far a kernel with an epilogue tree may be from `evaluate`: a running error analysis over the tree.
+"""Error bounds of kernels with an epilogue tree relative to `evaluate`: a running error analysis over the tree.
 
-Every value has a bound on its error: the largest change that the errors of its inputs can cause,
-and its own rounding. Casts and comparisons need no case of their own in a test: where an error reaches over their
-steps, the bound is the height of the step.
+Every value has a bound on its error: the largest change that the errors of its inputs can cause, plus its own rounding.
+Casts and comparisons need no special treatment in tests: if an input's error can cross a step, the bound includes the
+height of the step.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _EXACT: Final = frozenset({"negate", "absolute", "maximum", "minimum", "relu", "
 
 
 class _Accuracy(NamedTuple):
-    """How exactly kernels compute a function f(x): as (1 + e) f(x (1 + d)) + t.
+    """The accuracy with which kernels compute a function f(x): as (1 + e) f(x (1 + d)) + t.
 
     Attributes:
-        argument: |d| in units. Rounding inside, before an exponential, has the effect of an inexact argument.
+        argument: |d| in units. Internal rounding before an exponential has the effect of an inexact argument.
         value: |e| in units.
-        tail: |t / x| in units, of gradients |t / dy|, for |x| < 8; then next to nothing. Of the distributions in some
-            functions, float kernels have fits that are good for the absolute error.
+        tail: |t / x| in units, for gradients |t / dy|, where |x| < 8; beyond, negligible. Float kernels approximate the
+            distributions in some functions with a bounded absolute error.
     """
 
     argument: float
@@ -63,8 +63,8 @@ _ACCURACY: Final = {
     "d_sigmoid": _Accuracy(0.0, 14.0),
     "d_tanh": _Accuracy(0.0, 14.0),
 }
-# The forms of namespace `narrow` there, in the place of those above: the errors of their fits, about 2^-14 (gelu,
-# gelu_tanh, d_gelu) and 2^-15.6 (silu, sigmoid), and a fifth more; of tanh, which has none, half more.
+# The forms of namespace `narrow` there, in place of those above: 1.2 times the errors of their fits, about 2^-14 (gelu,
+# gelu_tanh, d_gelu) and 2^-15.6 (silu, sigmoid); 1.5 times that of tanh, which has no fit.
 _NARROW_ACCURACY: Final = _ACCURACY | {
     "sigmoid": _Accuracy(4.0, 400.0),
     "tanh": _Accuracy(0.0, 700.0),
@@ -78,15 +78,15 @@ _NARROW_ACCURACY: Final = _ACCURACY | {
 
 
 class _Arithmetic(NamedTuple):
-    """The arithmetic of a kernel, and how far its results may be from exact ones.
+    """The arithmetic of a kernel, and the error bounds of its results.
 
     Attributes:
         double: whether it is double; then the reference is no more exact than the kernel.
-        unit: the unit roundoff, for both where both count.
+        unit: the unit roundoff, including the reference's if that counts.
         tiny: the smallest normal number: kernels may or may not flush smaller ones.
         faint: the error that functions may have where they vanish.
-        whole: integers up to this one are represented.
-        limits: functions with their limit at minus infinity, where the exact ones make NaN of a product: narrow forms.
+        whole: all integers up to this one are represented.
+        limits: narrow forms that return their limit at minus infinity, where the exact forms give NaN.
     """
 
     double: bool
@@ -99,7 +99,7 @@ class _Arithmetic(NamedTuple):
     limits: frozenset[str] = frozenset()
 
     def error(self, node: Node, value: FloatArray, inputs: list[FloatArray], errors: list[FloatArray]) -> FloatArray:
-        """How far a kernel's value of a node may be from `value`."""
+        """The bound of the difference between a kernel's value of a node and `value`."""
         op = node.op
         if op in COMPARISONS:
             x, y = inputs
@@ -134,12 +134,12 @@ class _Arithmetic(NamedTuple):
         if op in self.limits:
             total = np.where(inputs[0] == -np.inf, np.inf, total)
         for below in errors:
-            # An input without a bound leaves its consumers without one: NaN is possible at least.
+            # Without a bound of an input its consumers have none: NaN is possible at least.
             total = np.where(np.isinf(below), np.inf, total)
         return total
 
     def rounding(self, op: str, value: FloatArray, change: FloatArray, inputs: list[FloatArray]) -> FloatArray:
-        """The error that a kernel's own rounding of a node adds to the change that its inputs' errors make."""
+        """The error that a kernel's own rounding of a node adds to that caused by its inputs' errors."""
         if op in _EXACT:
             return np.zeros((1, 1))
         magnitude = np.abs(value) + change
@@ -152,9 +152,9 @@ class _Arithmetic(NamedTuple):
             if accuracy.tail and not self.double:
                 off = accuracy.tail * np.where(np.abs(inputs[-1]) < 8.0, 1.0, 2.0**-24)
                 own = own + off * self.unit * np.abs(inputs[0])
-            # A product may overflow on the way to a quotient.
+            # An intermediate product of a division may overflow.
             return np.where(magnitude > self.largest / 8.0, np.inf, own)
-        # Correctly rounded: without an error where the inputs have none and the value is represented.
+        # Correctly rounded: exact if the inputs are exact and the value is represented.
         narrow = np.abs(value - value.astype(np.float32))
         if not self.double:
             return np.where(change == 0.0, narrow, self.unit * magnitude)
@@ -182,7 +182,7 @@ class _Arithmetic(NamedTuple):
         return scaled, self.at_the_ends_of_the_range(scaled, total)
 
     def at_the_ends_of_the_range(self, value: FloatArray, error: FloatArray) -> FloatArray:
-        """The error including flushing and overflow."""
+        """The error with that of flushing and overflow."""
         magnitude = np.abs(value)
         flushed = (value != 0.0) & (magnitude - error < 2.0 * self.tiny)
         error = np.where(flushed, error + 2.0 * self.tiny, error)
@@ -222,10 +222,10 @@ _DOUBLE: Final = _Arithmetic(
 )
 
 _FADING: Final = frozenset({"gelu", "gelu_tanh", "silu", *GRADIENT_OPS})
-"""Functions that vanish towards an end: kernels flush factors of them there, or continue them as constants."""
+"""Functions that vanish towards an infinity: kernels flush their factors there, or replace them by constants."""
 
-# Where the last argument of an operation has turning points or poles: between them it is monotone, so that its extremes
-# over an interval are at the interval's ends or there.
+# The turning points and poles in an operation's last argument: it is monotone between them, so that its extremes over
+# an interval are there or at the interval's ends.
 _TURNS: Final[dict[str, tuple[float, ...]]] = {
     **dict.fromkeys(("absolute", "square", "reciprocal", "divide", "d_sigmoid", "d_tanh"), (0.0,)),
     "gelu": (-0.7517915,),
@@ -238,7 +238,7 @@ _TURNS: Final[dict[str, tuple[float, ...]]] = {
 }
 
 _POLES: Final = frozenset({"reciprocal", "rsqrt", "divide"})
-"""Functions with a pole at 0, of the sign of the 0. A computed 0 (a sum of products too) may have either sign."""
+"""Functions with a pole at 0, whose sign is that of the 0. A computed 0 (or sum of products) may have either."""
 
 
 def tolerances(
@@ -250,16 +250,16 @@ def tolerances(
     out_dtype: CutlassDtype,
     scale_d: float | None = None,
 ) -> dict[str, FloatArray]:
-    """How far a kernel's outputs may be from those of `evaluate`.
+    """Bounds of the differences between a kernel's outputs and those of `evaluate`.
 
-    A kernel computes in float32, where D is f64 in double, and with the narrow forms of activations where `is_narrow`.
-    Sums may be in any order. Arguments are those of `evaluate`, and `acc_error`: how far a kernel's accumulators may be
-    from `acc`, one number, or an array that broadcasts to acc's shape. NaN and infinity in acc are expected to be the
-    same in the kernel.
+    A kernel computes in float32, or in double if D is f64, with the narrow forms of activations if `is_narrow`. Sums
+    may be in any order. Arguments are those of `evaluate`, and `acc_error`, the bound of the difference between a
+    kernel's accumulators and `acc`: one number, or an array that broadcasts to acc's shape. NaN and infinity in acc
+    must be the same in the kernel.
 
     Returns:
-        Absolute bounds by name, float64, of the outputs' shapes; infinite where anything may come out, NaN included.
-        For a mask (..., M, N), not packed: 1 where the bit may be either.
+        Absolute bounds by name, float64, in the outputs' shapes; infinite where any value is possible, NaN included.
+        For a mask (..., M, N), not packed: 1 where both bits are possible.
     """
     if computes_in_double(tree, out_dtype):
         arithmetic = _DOUBLE
@@ -307,8 +307,8 @@ def mismatches(
 ) -> list[str]:
     """The errors in a kernel's outputs, a line for each wrong output; empty where all are right.
 
-    NaN agrees with NaN, and infinity with the same infinity, unless anything may come out. Arguments are those of
-    `tolerances`, and the kernel's outputs by name, D as `out`, of the shapes and dtypes that `evaluate` returns.
+    NaN agrees with NaN only, and infinity with the same infinity, unless the bound is infinite. Arguments are those of
+    `tolerances`, and the kernel's outputs by name, D as `out`, with the shapes and dtypes that `evaluate` returns.
     """
     wanted = evaluate(tree, acc, operands, out_dtype=out_dtype, scale_d=scale_d)
     bounds = tolerances(tree, acc, acc_error, operands, out_dtype=out_dtype, scale_d=scale_d)
@@ -326,7 +326,7 @@ def mismatches(
 
 
 def differing(name: str, have: AnyArray, want: AnyArray, bound: FloatArray) -> dict[str, int]:
-    """The errors in an output in words, by what `evaluate` and `tolerances` return, each with how many there are."""
+    """Descriptions and counts of the errors in an output, given the results of `evaluate` and `tolerances`."""
     found: dict[str, int] = {}
     of, columns = "elements", bound.shape[-1]
     if have.dtype == np.uint8:
@@ -346,21 +346,21 @@ def differing(name: str, have: AnyArray, want: AnyArray, bound: FloatArray) -> d
 
 
 def _choice(first: BoolArray, either: BoolArray, values: list[FloatArray], errors: list[FloatArray]) -> FloatArray:
-    """The error of one of two values, where it may be either one of which."""
+    """The error of a choice between two values where either may be chosen."""
     chosen = np.where(first, *errors)
     other = _distance(*values) + np.where(first, errors[1], errors[0])
     return np.where(either, np.maximum(chosen, other), chosen)
 
 
 def _after_rounding(value: FloatArray, error: FloatArray, dtype: CutlassDtype) -> FloatArray:
-    """How far apart a value and a kernel's may be once both are rounded to an element type."""
+    """The bound of the difference after rounding both values to an element type."""
     rounded, low, high = (to_float64(saturating_cast(x, dtype)) for x in (value, value - error, value + error))
     bound = np.maximum(_distance(low, rounded), _distance(high, rounded))
     return np.where(np.isinf(error), np.inf, bound)
 
 
 def _reaches(distance: FloatArray, error: FloatArray) -> BoolArray:
-    """Where an error may change which side of a step a value is on."""
+    """Where an error may move a value across a step."""
     reaches: BoolArray = ((error > 0.0) & (distance <= error)) | np.isinf(error)
     return reaches
 

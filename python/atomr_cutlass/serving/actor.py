@@ -1,4 +1,4 @@
-"""CutlassActor: requests as messages, served by plans that it keeps; and props, which make any number of actors."""
+"""CutlassActor, which serves requests sent as messages with cached plans; and props, from which actors are made."""
 
 from __future__ import annotations
 
@@ -24,43 +24,43 @@ from ..pipeline.planning import plan
 from ..pipeline.request import Request
 from .messages import BoundOperand, Compute, CutlassMsg, Launch, Refit, RefitMsg, Run, Work, launched
 
-if TYPE_CHECKING:  # Pykka is imported when a mailbox is started
+if TYPE_CHECKING:  # Pykka is imported at the start of a mailbox
     import pykka
 
 
 class CutlassActor:
-    """Serves messages on one GPU: synchronously by `handle`, or through the mailbox that `start` gives.
+    """Serves messages on one GPU: synchronously by `handle`, or through the mailbox that `start` returns.
 
-    The mailbox launches one message's work after the other without waiting for the GPU. Each is answered when its own
-    work is done, in the order of its stream. `handle` waits for the work of its message alone.
+    The mailbox launches the work of successive messages without waiting for the GPU. Each message is answered when its
+    own work is done, in the order of its stream. `handle` waits for the work of its message alone.
 
-    * Messages such as `Gemm` without operands render the kernel's source, show it to the compile sink, and cache that
-      as a plan that cannot be launched. No GPU is needed.
+    * Messages such as `Gemm` without operands render the kernel's source, pass it to the compile sink, and cache it as
+      a plan that cannot be launched. No GPU is needed.
     * With operands they take the plan from the cache, or make one (prebuilt kernels first, then compilation), launch it
       on the message's stream, and answer with the result once that work has completed. The operands stay alive until
       then.
-    * `Matmul`, whose requests have their arrays, computes as `matmul` does, with that function's plans, and answers
-      with D; the request's reply, if it has one, is told too, errors included. Host arrays are served likewise.
-    * `Refit` writes new values into the operand that a plan binds: nothing is planned or compiled anew. Of a plan that
-      was only rendered there is no operand yet, and nothing to do.
+    * `Matmul`, whose requests contain the arrays, computes as `matmul` does, with that function's plans, and answers
+      with D. The request's reply, if any, receives the result or the error too. Host arrays are accepted.
+    * `Refit` writes new values into the operand that a plan binds, without planning or compiling. It does nothing for a
+      plan that was only rendered and has no operand yet.
 
-    A request with a `binding` binds an operand (`b` of a GEMM) of the first message that brings one: the array itself,
-    or the list, which later messages may leave out. Bindings are kept apart from the plan cache: a plan that was
-    dropped there is made again, and the operand stays bound until `unbind`.
+    A request with a `binding` binds an operand (`b` of a GEMM) of the first message that has one: the array itself, or
+    the list, which later messages may omit. Bindings are independent of the plan cache: an evicted plan is made again,
+    and the operand stays bound until `unbind`.
 
-    An error that costs the process its CUDA context (ContextPoisonedError) is the answer to the message that met it;
-    from then on every message is refused, with that reason. Nothing within the process cures it: see `supervise`.
+    An error that destroys the process's CUDA context (ContextPoisonedError) is the answer to the message in which it
+    occurred; all later messages are refused with that reason. Only a new process recovers: see `supervise`.
 
-    `handle` may be called by any number of threads, the mailbox's among them; launches and refits of one binding take
-    turns on the GPU.
+    Any number of threads may call `handle`, also beside the mailbox; launches and refits of one binding are ordered on
+    the GPU.
 
     Attributes:
         plan_cache: the plans, by `request.plan_key()`.
         mock: whether this is the actor without a GPU.
         device: index of the GPU.
-        dispatched: how many messages came, those that failed included.
+        dispatched: how many messages were received, including failed ones.
         poisoned: why every message is refused, or None.
-        rendered: in mock mode, (source, kernel name) of what was rendered, in order.
+        rendered: in mock mode, (source, kernel name) of each rendered kernel, in order.
     """
 
     def __init__(
@@ -75,22 +75,21 @@ class CutlassActor:
         stream: Any = None,
         in_flight: int = 64,
     ) -> None:
-        """Makes an actor; nothing of CUDA is touched before the first operands come.
+        """Makes an actor; CUDA is not used before the first message with operands.
 
         Args:
             plan_cache_capacity: how many plans are kept.
-            mock: serves no operands (LibraryError), only renders; for tests where there is no GPU.
-            compile_sink: called with (source, kernel name) of what messages without operands render, and of what is
-                compiled at run time for others, before it is. When it raises, that is warned about, and the work goes
-                on.
-            on_poisoned: called once, with the error, when the CUDA context is lost. What it raises is warned about.
+            mock: only renders, and refuses operands (LibraryError); for tests without a GPU.
+            compile_sink: called with (source, kernel name) of each kernel that a message without operands renders, and
+                of each kernel that is compiled at run time, before its compilation. Its exceptions become warnings.
+            on_poisoned: called once, with the error, when the CUDA context is lost. Its exceptions become warnings.
             device: index of the GPU that operands have to be on.
-            planner: makes the plan of a request on the GPU of an index, instead of `atomr_cutlass.plan`: for policies
-                of one's own.
-            stream: where the work of messages that name no stream is launched, behind what their own stream has by
-                then: a handle or a stream object. None is the message's own.
-            in_flight: how many messages' works are in flight in the mailbox at most. As many messages may wait in it;
-                then sending waits, but not in a thread that runs an event loop.
+            planner: makes the plan of a request on the GPU of an index, instead of `atomr_cutlass.plan`: for custom
+                policies.
+            stream: the stream, a handle or a stream object, for messages that name none; their work waits for the work
+                pending on the sender's stream. None: the sender's stream itself.
+            in_flight: the limit of messages whose work is in flight, and of messages that wait in the mailbox; beyond
+                it, sending blocks, except in a thread that runs an event loop.
 
         Raises:
             InvalidOperandError: the capacity or `in_flight` is no integer above 0, or another argument of the wrong
@@ -124,17 +123,17 @@ class CutlassActor:
         return any(not row["pack"] for row in _core.rows())
 
     def handle(self, msg: CutlassMsg) -> Any:
-        """Serves a message and waits until that is done.
+        """Serves a message and waits until its work is done.
 
         Returns:
             The result, in `out` or an array of the kind of the first operand (a list for `GroupedGemm`); without
             operands the cached plan. For `Refit` None.
 
         Raises:
-            InvalidOperandError: no message, operands or weights that are not what the request or the binding says, an
+            InvalidOperandError: no message, operands or weights that do not match the request or the binding, an
                 unknown plan key, or a stream that is being captured.
-            UnsupportedError: there is no kernel for this.
-            LibraryError: operands in mock mode, or CUDA refused something.
+            UnsupportedError: no kernel serves the request.
+            LibraryError: operands in mock mode, or CUDA reported an error.
             ContextPoisonedError: the CUDA context is lost, by this message or an earlier one.
             KernelNotFoundError, CompileError, DeviceUnavailableError: see `atomr_cutlass.plan`.
         """
@@ -167,12 +166,12 @@ class CutlassActor:
         )
 
     def start(self) -> pykka.ActorRef[Any]:
-        """Starts the mailbox: a thread that launches one message's work after the other. Started again, it is the same.
+        """Starts the mailbox, a thread that launches the work of successive messages; a running one is returned.
 
         Returns:
-            Its reference: `ask(msg, block=False)` gives a future, whose `get()` returns the answer or raises the
-            error, as `await` does without blocking the event loop; `tell(msg)` wants no answer; `stop()` ends it when
-            what was sent before is answered, as the interpreter's exit does.
+            Its reference: `ask(msg, block=False)` returns a future, whose `get()` returns the answer or raises the
+            error; `await` does so without blocking the event loop. `tell(msg)` sends without an answer. `stop()`, or
+            the interpreter's exit, ends the mailbox once all earlier messages are answered.
         """
         from .mailbox import Mailbox
 
@@ -182,12 +181,12 @@ class CutlassActor:
             return self._mailbox
 
     def unbind(self, key: PlanKey) -> None:
-        """Forgets the operand that is bound under this key, if there is one; the next message has to bring it."""
+        """Releases the operand that is bound under this key, if any; the next message has to bring a new one."""
         with self._keys.hold(key):
             self._bindings.pop(key, None)
 
     def _serve(self, msg: Any) -> Work:
-        """Launches the work of a message; in a context of its own, which compilations and their errors look at."""
+        """Launches the work of a message, in its own context, whose variables compilations and their errors read."""
         kernels.called_from.set(getattr(msg, "made_at", ""))
         if self._compile_sink is not None:
             kernels.compile_sink.set(self._show)
@@ -222,7 +221,7 @@ class CutlassActor:
         return self._plan(key, render, rendered=True)
 
     def _plan(self, key: PlanKey, make: Callable[[], Any], *, rendered: bool = False) -> Any:
-        """The plan of a key, made once for all threads that want it; with `rendered`, one that is only that will do."""
+        """The plan of a key, made once for all threads; with `rendered`, a plan that cannot be launched suffices."""
         unwanted = (type(None),) if rendered else (type(None), CachedPlan)
         found = self.plan_cache.get(key)
         if isinstance(found, unwanted):
@@ -247,12 +246,12 @@ class CutlassActor:
             write = partial(operation.write_empty, request, launch.arrays, launch.stream)
             return Work(launch.finished, launch.stream, launched(write, launch.device, launch.stream))
         if request.binding is not None and key not in self._bindings:
-            _bound_operand(request, launch, needed=True)  # before a plan is made, which can take a compilation
+            _bound_operand(request, launch, needed=True)  # before planning, which may compile a kernel
         made = self._plan(key, lambda: self._planner(request, self.device))
         return Work(launch.finished, launch.stream, self._launch(made, request, key, launch))
 
     def _placed(self, work: Launch | Invocation, instead: str, *, named: bool) -> int:
-        """The stream of work: the message's or, where the sender has named none, the actor's, behind the message's."""
+        """The stream for the work: the message's or, if the sender named none, the actor's, after the message's."""
         self._expect_here(work)
         stream = work.stream if named or self._stream is None else self._stream
         if any(_core.capturing(self.device, each) for each in {work.stream, stream}):
@@ -334,12 +333,12 @@ class CutlassActor:
 
 @dataclass(frozen=True)
 class CutlassProps:
-    """How to make actors.
+    """Arguments for making actors.
 
     Attributes:
-        plan_cache_capacity: how many plans each keeps.
-        stream: where the work of messages that name no stream goes, or None; see `CutlassActor`.
-        mock: whether they do without a GPU.
+        plan_cache_capacity: how many plans each actor keeps.
+        stream: the stream for messages that name none, or None; see `CutlassActor`.
+        mock: whether the actors work without a GPU.
     """
 
     plan_cache_capacity: int
@@ -347,18 +346,18 @@ class CutlassProps:
     mock: bool = False
 
     def create(self, *, mock: bool | None = None, **options: Any) -> CutlassActor:
-        """A new actor; `mock`, where it is given, overrides, and `options` are further arguments of CutlassActor."""
+        """A new actor; `mock` overrides that of the props, and `options` are further arguments of CutlassActor."""
         chosen = {"mock": self.mock if mock is None else mock, "stream": self.stream}
         return CutlassActor(self.plan_cache_capacity, **{**chosen, **options})
 
 
 def props(plan_cache_capacity: int, *, stream: Any = None) -> CutlassProps:
-    """How to make actors that keep this many plans each, and launch on this stream; see `CutlassActor`."""
+    """Props of actors that keep this many plans each, and launch on this stream; see `CutlassActor`."""
     return CutlassProps(plan_cache_capacity, stream)
 
 
 def mock_props(plan_cache_capacity: int = 64) -> CutlassProps:
-    """How to make actors for tests where there is no GPU: they only render, and refuse operands (LibraryError)."""
+    """Props of actors for tests without a GPU: they only render, and refuse operands (LibraryError)."""
     return CutlassProps(plan_cache_capacity, mock=True)
 
 
@@ -377,7 +376,7 @@ def _binding_of(request: Request, launch: Launch) -> BoundOperand:
 
 
 def _bound_operand(request: Request, launch: Launch, *, needed: bool) -> dict[str, _core.Operand]:
-    """The operand that a plan can keep, by label; refuses a message without it where it is `needed`."""
+    """The message's operand for the binding, by label; refuses a message without it if it is `needed`."""
     slot = operation_of(request).bound_slot(request)
     given = {label: launch.arrays[label] for label in slot.labels if label in launch.arrays}
     if needed and not given:
@@ -388,13 +387,13 @@ def _bound_operand(request: Request, launch: Launch, *, needed: bool) -> dict[st
 
 
 def _message_of(key: PlanKey) -> str:
-    """The name of the messages that make plans of this key."""
+    """The name of the messages that make plans for this key."""
     operation = planned_operations().get(key.op)
     return "request" if operation is None else str(operation.message)
 
 
 def _call_hook(hook: Callable[..., object] | None, *arguments: Any, failure: str) -> None:
-    """Calls a function of the caller's, if there is one; what it raises is warned about."""
+    """Calls a function of the caller's, if there is one; its exceptions become warnings."""
     try:
         if hook is not None:
             hook(*arguments)

@@ -1,6 +1,6 @@
-"""A Pykka mailbox that launches one message's work after the other, and answers when each is done.
+"""A Pykka mailbox that launches the work of successive messages, and answers each when its work is done.
 
-Imported only where a mailbox is started.
+Imported only when a mailbox is started.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _IDLE_SECONDS = 10.0
 class Mailbox(pykka.ThreadingActor):
     """A thread that hands messages to `begin` in the order in which they were sent; see `CutlassActor.start`.
 
-    Whatever `begin` raises ends the mailbox, so errors are the work's result. `in_flight` is how many works are in
-    flight at most, and how many messages wait in the mailbox before sending waits.
+    An exception of `begin` ends the mailbox, so it returns errors as the work's result. `in_flight` limits both the
+    works in flight and the waiting messages; beyond that, sending blocks.
     """
 
-    # Others are joined before exit handlers run: a mailbox that nobody stops would keep the process from ending.
+    # A daemon: other threads are joined before exit handlers, so a running mailbox would keep the process alive.
     use_daemon_thread = True
     actor_inbox: _Inbox
 
@@ -41,16 +41,16 @@ class Mailbox(pykka.ThreadingActor):
         _running.add(self.actor_ref)
 
     def on_start(self) -> None:
-        """Tells the thread from those that may wait for room."""
+        """Marks the thread as one that must not wait for room."""
         _this_thread.is_awaited_in = os.getpid()
 
     def on_receive(self, message: Any) -> Work:
-        """Launches the work of a message, once there is room for it."""
+        """Launches the work of a message once fewer than `in_flight` works run."""
         self._answers.slots.acquire()
         return self._begin(message)
 
     def on_stop(self) -> None:
-        """Has everything answered that was received; what is sent from now on is refused."""
+        """Refuses further messages, and waits until all received ones are answered."""
         self.actor_inbox.close()
         self._answers.close()
         _running.discard(self.actor_ref)
@@ -64,9 +64,9 @@ class Mailbox(pykka.ThreadingActor):
 
 
 class _Reply(pykka.Future[Any]):
-    """The answer to a message, to come: of work, when it is done.
+    """The future of a message's answer, which is set when its work is done.
 
-    `await` leaves the event loop free, unlike that of Pykka's own futures.
+    `await` does not block the event loop, unlike with Pykka's own futures.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class _Reply(pykka.Future[Any]):
         self.envelope: Any = None
         self.answers: _Answers | None = None
         self.answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self.answer.set_running_or_notify_cancel()  # whoever stops awaiting it does not cancel the work
+        self.answer.set_running_or_notify_cancel()  # a cancelled `await` does not cancel the work
 
     def get(self, *, timeout: float | None = None) -> Any:
         if self._get_hook is not None:
@@ -98,12 +98,12 @@ class _Reply(pykka.Future[Any]):
         self.answer.set_exception((exc_info or sys.exc_info())[1])
 
     def _let_go(self) -> None:
-        # The thread of an idle mailbox still has the last envelope: neither operands nor results are to live as long.
+        # The thread of an idle mailbox keeps the last envelope, which must not keep operands and results alive.
         if self.envelope is not None:
             self.envelope.message = self.envelope.reply_to = self.envelope = None
 
     def __await__(self) -> Generator[Any, None, Any]:
-        if self._get_hook is not None:  # of a future made from another, by map and the like: only `get` computes it
+        if self._get_hook is not None:  # of a future derived by `map` and similar methods: only `get` computes it
             return asyncio.get_running_loop().run_in_executor(None, self.get).__await__()
         return asyncio.wrap_future(self.answer).__await__()
 
@@ -114,7 +114,7 @@ def _log_failure(answer: concurrent.futures.Future[Any]) -> None:
 
 
 class _Inbox(queue.Queue[Any]):
-    """The messages that were sent and not yet received; has each answered when its work is done."""
+    """The messages that were sent and not yet received; connects each reply with the thread that answers it."""
 
     def __init__(self, answers: _Answers) -> None:
         super().__init__()
@@ -122,9 +122,9 @@ class _Inbox(queue.Queue[Any]):
         self._closed = False
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Takes a message, when there is room; once the mailbox has stopped, the answer is that error."""
-        del block, timeout  # Pykka gives neither
-        if item.reply_to is None:  # of a message that was told; Pykka stops an actor whose error nobody awaits
+        """Adds a message, waiting for room; if the mailbox has stopped, answers with ActorDeadError."""
+        del block, timeout  # Pykka passes neither
+        if item.reply_to is None:  # of `tell`; Pykka would stop an actor at an error without a reply
             item.reply_to = _Reply()
             item.reply_to.answer.add_done_callback(_log_failure)
         reply: _Reply = item.reply_to
@@ -141,23 +141,23 @@ class _Inbox(queue.Queue[Any]):
         reply.set_exception((type(stopped), stopped, None))
 
     def close(self) -> None:
-        """Answers whatever is sent from now on, or waits for room, with the error that the mailbox has stopped."""
+        """Answers later messages, and those that wait for room, with ActorDeadError."""
         with self.mutex:
             self._closed = True
             self.not_full.notify_all()
 
 
 class _Answers:
-    """Waits for work, in the order of each stream, in a thread for each stream that is in use."""
+    """Waits for works and answers their messages, with a thread for each stream in use, in the stream's order."""
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
-        self.slots = threading.Semaphore(bound)  # to be acquired before work is launched that is added
+        self.slots = threading.Semaphore(bound)  # acquired before each launch, released by its answer
         self._lock = threading.Lock()
         self._streams: dict[int, queue.SimpleQueue[tuple[Work, _Reply]]] = {}
 
     def add(self, work: Work, reply: _Reply) -> None:
-        """Has work answered when it is done: at once, if nothing is in flight."""
+        """Arranges the answer for when the work is done: at once for work that is not in flight."""
         if work.stream is None:
             self._answer(work, reply)
             return
@@ -170,7 +170,7 @@ class _Answers:
             waiting.put((work, reply))
 
     def close(self) -> None:
-        """Waits until everything is answered; the threads end when they have been idle."""
+        """Waits until all work is answered; idle threads end by themselves."""
         for _ in range(self.bound):
             self.slots.acquire()
 
@@ -180,7 +180,7 @@ class _Answers:
             pass
 
     def _serve_next(self, stream: int, waiting: queue.SimpleQueue[tuple[Work, _Reply]]) -> bool:
-        """Whether there may be more. Operands live no longer than this call's variables."""
+        """Answers the next work; False ends the thread. Operands are released with this call's variables."""
         try:
             found = waiting.get(timeout=_IDLE_SECONDS)
         except queue.Empty:
@@ -200,16 +200,16 @@ class _Answers:
         else:
             reply.set(answer)
         finally:
-            del reply  # an error's traceback has this frame
+            del reply  # the error's traceback refers to this frame
             self.slots.release()
 
 
 _this_thread = threading.local()
-"""Those that serve have `is_awaited_in`, their process: others wait there for them, not in a child of it."""
+"""Has `is_awaited_in`, a process id, in threads that serve messages: other threads of that process wait for them."""
 
 
 def _must_go_on() -> bool:
-    """Whether this thread must not wait: it serves, or runs an event loop."""
+    """Whether this thread must not wait for room: it serves messages, or runs an event loop."""
     if getattr(_this_thread, "is_awaited_in", None) == os.getpid():
         return True
     try:
@@ -229,9 +229,9 @@ def _stop_all() -> None:
 
 
 def _retire_in_child() -> None:
-    """Threads do not survive fork: whoever asks in the child gets ActorDeadError instead of waiting for ever."""
+    """Stops the mailboxes in a forked child, which lacks their threads: `ask` raises ActorDeadError there."""
     for mailbox in _running:
-        # A new one: the old one's own lock may have been held by a thread that is gone.
+        # A new event: a thread that the child lacks may have held the lock of the old one.
         mailbox.actor_stopped = threading.Event()
         mailbox.actor_stopped.set()
     _running.clear()

@@ -1,4 +1,4 @@
-"""The messages to a CutlassActor, and the work that they become: launched, and not known to be done."""
+"""The messages to a CutlassActor, and the launched work of a message, which may still be running."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _READS_KEPT = 64
 
 
 class _ByName(type):
-    """Has the messages of operations as attributes, by the names under which they are sent."""
+    """Metaclass with the message classes of all operations as attributes."""
 
     def __getattr__(cls, name: str) -> Any:
         message = _messages().get(name) if name[:1].isupper() else None
@@ -48,38 +48,38 @@ class _ByName(type):
 
 @dataclass(frozen=True, eq=False)
 class CutlassMsg(metaclass=_ByName):
-    """A message to a CutlassActor; what there is are its attributes (`dir` lists them).
+    """A message to a CutlassActor; the kinds of messages are attributes of this class (`dir` lists them).
 
-    They are called as `CutlassMsg.Gemm(request, operands=None, *, out=None, stream=None)`, of requests that have their
-    arrays as `CutlassMsg.Matmul(request)`, of new values for a bound operand as `CutlassMsg.Refit(msg)`.
+    Their constructors are `CutlassMsg.Gemm(request, operands=None, *, out=None, stream=None)`,
+    `CutlassMsg.Matmul(request)` for requests that contain their arrays, and `CutlassMsg.Refit(msg)` for new
+    values of a bound operand.
 
-    Operands are imported where the message is made: in that thread their framework says what its current stream is, and
-    allocates the result for it. They have to stay as they are until the answer comes. What is wrong with them is said
-    in the answer.
+    Operands are imported when the message is made: the current stream of their framework in that thread counts, and the
+    framework allocates the result. They must not change until the answer comes. Errors in them are part of the answer.
     """
 
     made_at: str = field(init=False, repr=False, default_factory=kernels.call_site)
-    """File and line of the code that made the message: it is served where that cannot be seen."""
+    """File and line of the code that made the message, for errors in the thread that serves it."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Importing:
-    """A message that imports arrays where it is made."""
+    """A message that imports arrays in the sender's thread."""
 
     _kept: Any = field(init=False, repr=False, default=None)
 
     def _import(self, make: Callable[[], Any]) -> None:
-        """Keeps what is made of the arrays, or the error for the answer."""
+        """Keeps the imported arrays, or the error for the answer."""
         try:
             kept = make()
         except CutlassError as error:
-            # Without the frames that led here, which hold the operands.
+            # Without the traceback, whose frames keep the operands alive.
             kept = error.with_traceback(None)
         object.__setattr__(self, "_kept", kept)
 
     @property
     def imported(self) -> Any:
-        """The result of `_import`; raises the error that it met."""
+        """The result of `_import`; raises its error."""
         if isinstance(self._kept, CutlassError):
             raise self._kept
         return self._kept
@@ -87,10 +87,10 @@ class _Importing:
 
 @dataclass(frozen=True)
 class Launch:
-    """A request's operands, checked against it: views that keep the arrays alive, in the order of a plan's call.
+    """A request's checked operands: views that keep the arrays alive, in the order of a plan's call.
 
-    Of each of the `results` there is the array, or None for JAX (`operands.finished`), its memory, and the axes that it
-    is permuted by for the sender, if it is. `named` says whether the sender named the stream.
+    Each of the `results` is an array, or None for JAX (`operands.finished`), its memory, and the axes by which it is
+    permuted for the sender, empty for none. `named` says whether the sender named the stream.
     """
 
     device: int
@@ -101,7 +101,7 @@ class Launch:
     listed: bool
 
     def finished(self) -> Any:
-        """The reply to the sender, once the stream has been awaited."""
+        """The reply to the sender, for use after the stream's work."""
         done = [permuted(operands.finished(array, view, self.stream), axes) for array, view, axes in self.results]
         return done if self.listed else done[0]
 
@@ -110,19 +110,18 @@ class Launch:
 class Compute(_Importing, CutlassMsg):
     """A message that computes a request; without operands it renders and caches the kernel.
 
-    Operands, `out` and `stream` are imported where the message is made; what is wrong with them is kept for the answer.
+    Operands, `out` and `stream` are imported when the message is made; errors in them are kept for the answer.
 
     Attributes:
-        request: what to compute.
-        operands: None; or a mapping of arrays by name; or a tuple of what the request has, in the order of the
-            operation's table: its arrays, `c` exactly where beta is not 0, and `bias`, or the operands of the
-            epilogue's tree by their names: those that it reads, and those that it writes beside the result. GPU arrays,
-            dense as the request says, which stay alive until the work has completed. The operand that the request's
-            binding has may be left out.
-        out: where to write the result (a list of arrays for a grouped GEMM); None has it allocated by the framework of
-            the first operand, here and now.
-        stream: where to launch: a handle or a stream object; None is the current stream, here and now, of the framework
-            of the first operand.
+        request: the request to compute.
+        operands: None; or a mapping of arrays by name; or a tuple of the request's arrays in the order of the
+            operation's table: its arrays, `c` exactly if beta is not 0, and `bias`, or the operands of the epilogue's
+            tree by their names: its inputs, and its outputs beside the result. GPU arrays, dense in the layouts of the
+            request, which stay alive until the work has completed. The operand of the request's binding may be omitted.
+        out: the array for the result (a list of arrays for a grouped GEMM); with None, the first operand's framework
+            allocates it when the message is made.
+        stream: a handle or a stream object to launch on; None is the stream of the first operand's framework that is
+            current when the message is made.
 
     Raises:
         InvalidOperandError: `request` is of another kind.
@@ -143,11 +142,11 @@ class Compute(_Importing, CutlassMsg):
 
 @dataclass(frozen=True, eq=False)
 class Run(_Importing, CutlassMsg):
-    """A message that computes a request which has its arrays, and may have a reply, which gets the answer too.
+    """A message that computes a request which contains its arrays; the request's reply, if any, is answered too.
 
     Attributes:
         operation: of such requests.
-        request: what to compute. Its stream, where it names none, is the current one here and now.
+        request: the request to compute. If it names no stream, the one that is current when the message is made counts.
 
     Raises:
         InvalidOperandError: `request` is of another kind.
@@ -168,9 +167,9 @@ class RefitMsg(_Importing):
 
     Attributes:
         plan_key: the plan's key: `request.plan_key()` of the request with the binding.
-        weights: an array of the operand's dtype and shape, or its bytes; see `bindings.Weights`. Of a list, a list.
-        stream: where weights in GPU memory are ready: a handle or a stream object; None is the current stream, here and
-            now, of their framework.
+        weights: an array of the operand's dtype and shape, or its bytes; see `bindings.Weights`. For a list, a list.
+        stream: the handle or stream object of the stream on which weights in GPU memory are ready; None is their
+            framework's stream that is current when the message is made.
 
     Raises:
         InvalidOperandError: `plan_key` is no PlanKey.
@@ -190,7 +189,7 @@ class Refit(CutlassMsg):
     """Writes new values into the operand that a plan binds.
 
     Attributes:
-        msg: which plan, and the values.
+        msg: the plan's key and the values.
 
     Raises:
         InvalidOperandError: `msg` is no RefitMsg.
@@ -206,7 +205,7 @@ class Refit(CutlassMsg):
 
 @functools.cache
 def _messages() -> dict[str, type[CutlassMsg]]:
-    """The messages by name: those of every operation, under its own, and Refit."""
+    """The message classes by name: one for each operation, and Refit."""
     found: dict[str, type[CutlassMsg]] = {"Refit": Refit}
     kinds: dict[str, tuple[type, ...]] = {}
     for operation in operations().values():
@@ -219,7 +218,7 @@ def _messages() -> dict[str, type[CutlassMsg]]:
 
 
 def _message(name: str, base: type[CutlassMsg], **members: Any) -> type[CutlassMsg]:
-    """A kind of messages, known by the name under which it is sent, in pickles and tracebacks too."""
+    """A message class with the name under which `CutlassMsg` has it, also for pickles and tracebacks."""
     known_as = {"__module__": __name__, "__qualname__": f"CutlassMsg.{name}", "__doc__": base.__doc__}
     return type(name, (base,), known_as | members)
 
@@ -245,7 +244,7 @@ def _launch(request: Request, given: Any, out: Any, stream: Any) -> Launch:
 
 
 def _arrays(request: Request, given: Any) -> dict[str, Any]:
-    """The arrays of a message by name, exactly those of the request; what its binding has may be left out."""
+    """The arrays of a message by name, exactly those of the request; bound operands may be omitted."""
     operation, own = operation_of(request), [slot.name for slot in operands_of(request)[:-1]]
     names = operation.names(request)
     listing = f"{', '.join(names[:-1])} and {names[-1]}"
@@ -280,18 +279,18 @@ def _members(slot: OperandSlot, given: Any) -> list[tuple[str, Any, MatrixSpec]]
 
 
 def _imported(slot: OperandSlot, label: str, array: Any, spec: MatrixSpec) -> _core.Operand:
-    """The view of an array, which is as the request says."""
+    """The view of an array, checked against the request."""
     view = operands.as_operand(array, label)
     if slot.written:
         operands.refuse_jax_out(array, label, needed=slot.name != "out")
         operands.check_writable(view, label)
     check_operand(view, spec, label, slot.element)
-    # With strides that say something where there are no elements: plans compare them.
+    # With the request's strides even without elements: plans compare them.
     return relaid(view, spec.shape, spec.strides) if 0 in view.shape else view
 
 
 def _empty(spec: MatrixSpec, device: int, like: Any) -> tuple[Any, _core.Operand, Shape]:
-    """A result for the sender (see `Launch`), which lies as the spec says."""
+    """A result for the sender (see `Launch`), with the layout of the spec."""
     order = memory_order(spec)
     shape = tuple(spec.shape[i] for i in order)
     axes = () if order == sorted(order) else tuple(map(order.index, range(len(order))))
@@ -300,10 +299,10 @@ def _empty(spec: MatrixSpec, device: int, like: Any) -> tuple[Any, _core.Operand
 
 @dataclass(eq=False)
 class Work:
-    """The launched work of a message, done when its events are reached; `finish` makes the answer, or raises it.
+    """The launched work of a message, done when its events are reached; `finish` returns the answer or raises it.
 
-    What is kept, and what `finish` has, such as the arrays that the work uses, stays alive until `result`. `stream` is
-    where it was launched; None where nothing is in flight.
+    `kept` and the references of `finish`, such as arrays that the work uses, stay alive until `result`. `stream` is
+    the stream of the work; None if no work is in flight.
     """
 
     finish: Callable[[], Any]
@@ -312,7 +311,7 @@ class Work:
     kept: object = None
 
     def result(self) -> Any:
-        """Waits for the work, lets go of its operands, and returns the answer, once."""
+        """Waits for the work, releases its operands, and returns the answer; to be called once."""
         finish = self.finish
         del self.finish
         for event in self.events:
@@ -322,9 +321,9 @@ class Work:
 
 
 def launched(launch: Callable[[], object], device: int, *streams: int) -> tuple[_core.Event, ...]:
-    """Launches work on streams; the events, one of each stream, are reached when it is done.
+    """Launches work on streams; the events, one for each stream, are reached when it is done.
 
-    When launching fails, what had been launched by then is waited for: the operands may be let go with the error.
+    If launching fails, waits for the work launched so far: the caller of a failed launch may release the operands.
     """
     try:
         launch()
@@ -339,10 +338,10 @@ def launched(launch: Callable[[], object], device: int, *streams: int) -> tuple[
 
 
 class BoundOperand:
-    """A binding whose launches and refits take turns on the GPU, whatever their streams and threads.
+    """A binding whose launches and refits are ordered on the GPU, whatever their streams and threads.
 
-    A refit waits there for the launches before it, and the launches after it for the refit; launches overlap. Nobody on
-    the host waits, but for values that come from host memory: they are copied when all work of the GPU is done.
+    A refit waits there for the launches before it, and the launches after it for the refit; launches overlap. The host
+    waits only for values from host memory: they are copied when all work of the GPU is done.
     """
 
     def __init__(self, binding: Binding, device: int) -> None:
@@ -366,7 +365,7 @@ class BoundOperand:
             return reached
 
     def refit(self, weights: tuple[Weights, ...]) -> tuple[_core.Event, ...]:
-        """Writes new values, each in the order of its own stream; the events are reached when they are there."""
+        """Writes new values, each in the order of its own stream; the events are reached when they are written."""
         streams = {values.stream for values in weights}
         with self._lock:
             for stream in streams:

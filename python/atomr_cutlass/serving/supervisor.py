@@ -1,4 +1,4 @@
-"""A fresh process after a lost CUDA context: nothing within the old one brings it back."""
+"""Restart in a fresh process after the loss of the CUDA context, which a process cannot restore."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..checks import check_integer, check_number, shown
 from ..errors import ContextPoisonedError, InvalidOperandError, LibraryError
 
 POISONED_STATUS = 75
-"""The exit status of a process that is to be started again: EX_TEMPFAIL of sysexits.h."""
+"""The exit status that requests a restart: EX_TEMPFAIL of sysexits.h."""
 
 
 def exit_for_restart(error: ContextPoisonedError) -> None:
-    """Ends this process at once so that `supervise` starts another: to be given as `on_poisoned`.
+    """Ends this process at once so that `supervise` starts another; meant as an actor's `on_poisoned`.
 
     Exit handlers do not run, since they could wait for the GPU for ever; standard output and error are flushed.
     """
@@ -36,22 +36,22 @@ def supervise(target: Callable[..., object], *args: Any, restarts: int = 3, paus
     picklable, and a script has to call this under `if __name__ == "__main__":`.
 
     Args:
-        target: what to run, from its beginning each time. It says that its context is lost by letting
-            ContextPoisonedError through, or by an actor with `on_poisoned=ac.exit_for_restart`.
+        target: the function, called anew in each process. It reports the loss of its context by raising
+            ContextPoisonedError, or through an actor with `on_poisoned=ac.exit_for_restart`.
         args: its arguments.
-        restarts: how often it is started again.
-        pause: seconds before that.
+        restarts: the most restarts.
+        pause: seconds before each.
 
     Raises:
         InvalidOperandError: an argument of the wrong kind, or one that cannot be pickled.
-        ContextPoisonedError: it lost its context once more than `restarts`.
+        ContextPoisonedError: the context was lost more than `restarts` times.
         LibraryError: the process ended with another status than 0.
     """
     if not callable(target):
         raise InvalidOperandError(f"target is {shown(target)}; expected a function")
     check_integer(restarts, "restarts", "a number of times, from 0")
     check_number(pause, "pause")
-    if not 0 <= pause < 1e6:  # seconds that a platform's sleep can count
+    if not 0 <= pause < 1e6:  # the range of a platform's sleep
         raise InvalidOperandError(f"pause is {pause}; expected seconds, from 0")
     context = multiprocessing.get_context("spawn")
     for attempt in range(restarts + 1):

@@ -6,7 +6,7 @@ On the GPU two elements share a byte, along K for A and B alike, and scales are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -16,13 +16,12 @@ from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype, ScaleType
 from ..generator.families.quantize import SCALE_TYPES
-from ..generator.key import COLUMN, ROW
 from ..generator.matrix import is_fp4_supported
-from ..ops.quantize.reference import VECTOR, pack_fp4, swizzle_scales, swizzled_size, unpack_fp4, unswizzle_scales
-from ..pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec
 from . import operands
+from .layouts import MatrixSpec
 from .numerics import BYTE, AnyArray, element_of, numpy_dtype, scale_type_of
 from .operands import CPU
+from .scales import VECTOR, pack_fp4, swizzle_scales, swizzled_size, unpack_fp4, unswizzle_scales
 
 FP4: Final = CutlassDtype.F4E2M1
 _ELEMENTS: Final = (BYTE, FP4.dlpack)
@@ -163,32 +162,6 @@ def no_kernels(arch: SmArch) -> str:
         f"no kernel multiplies fp4 on {arch.value}: block-scaled tensor cores came with {valid}; dequantize "
         "(ac.dequantize) and multiply in bf16 there, or backend='reference'"
     )
-
-
-def refusal(problem: GemmProblem, possible: Sequence[GemmFormulation], arch: SmArch) -> str:
-    """Why no kernel of the matrix serves a product of fp4, and what would cure it; empty if that is not known."""
-    if not is_fp4_supported(arch):
-        return no_kernels(arch)
-    if not problem.scale_type:
-        return "fp4 is multiplied with block scales: scaling is 'nvfp4' or 'mxfp4'"
-    lying = [key for key in possible if (key.layout_a, key.layout_b) == (ROW, COLUMN)]
-    if not lying:
-        return (
-            "fp4 is packed and read along K: A is row-major, bytes (M, K / 2), and B column-major, the transpose of "
-            "bytes (N, K / 2)"
-        )
-    if not any(key.align_a % ALIGNMENT == 0 and key.align_b % ALIGNMENT == 0 for key in lying):
-        return (
-            f"fp4 kernels read {ALIGNMENT} elements (16 bytes) at once: K (here {problem.k}), the strides of A and B "
-            "and their addresses must be multiples of that; pad K with zeros before quantizing"
-        )
-    wide = 128 // problem.d.dtype.bits
-    if not any(key.align_d % wide == 0 for key in lying):
-        return (
-            f"fp4 kernels write 16 bytes at once: rows of D (and C) and their addresses must be multiples of {wide} "
-            f"elements of {problem.d.dtype.value}; pad N (here {problem.n})"
-        )
-    return ""
 
 
 def plain_forms(arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:

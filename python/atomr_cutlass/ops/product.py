@@ -12,14 +12,14 @@ import numpy as np
 from .. import _core
 from ..arrays.numerics import AnyArray, math_mode
 from ..arrays.operands import check_out, result_dtype
-from ..epilogue.bound import reduce_nothing
+from ..epilogue.plan_operands import reduce_nothing
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import RESULT
 from ..pipeline.call import SCALES, Call, Invocation, Result
 
 if TYPE_CHECKING:
     from ..epilogue.bind import BoundEpilogue
-    from ..epilogue.bound import Fusion
+    from ..epilogue.fusion import Fusion
 
 ProductT = TypeVar("ProductT", bound="Product")
 

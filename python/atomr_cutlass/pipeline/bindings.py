@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from .. import _core
 from ..arrays import operands
+from ..arrays.layouts import MatrixSpec, same_layout
 from ..arrays.operands import BYTE, CPU, CUDA
 from ..errors import InvalidOperandError
 from .operation import OperandSlot, operation_of
 from .plan_cache import PlanKey
-from .problem import MatrixSpec, lies_alike
 
 if TYPE_CHECKING:
     from .request import Request
@@ -220,7 +220,7 @@ class BoundPlan:
 
 def _alike(view: _core.Operand, strides: tuple[int, ...]) -> bool:
     """Whether elements lie so; strides of no elements at all say nothing."""
-    return 0 in view.shape or lies_alike(view.shape, view.strides, strides)
+    return 0 in view.shape or same_layout(view.shape, view.strides, strides)
 
 
 def arrays_of(slot: OperandSlot, given: Any) -> list[tuple[str, Any]]:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from ..arrays import numerics
+from ..arrays.layouts import MatrixSpec
 from ..arrays.numerics import BYTE
 from ..errors import InvalidOperandError
 from ..generator.epilogue.tree import MASK
-from .problem import MatrixSpec
 
 if TYPE_CHECKING:  # signatures name types that only operations construct
-    from ..epilogue.bound import Fusion
+    from ..epilogue.fusion import Fusion
     from ..generator.key import KernelKey
     from .call import Invocation
     from .devices import Device
@@ -222,7 +222,7 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
     def write_empty(self, request: RequestT, arrays: Mapping[str, Any], stream: int) -> None:
         """Writes the outputs beside a result without elements: reductions of nothing."""
         if request.tree is not None:
-            from ..epilogue.bound import reduce_nothing  # which imports this package's plans
+            from ..epilogue.plan_operands import reduce_nothing  # which imports this package's plans
 
             reduce_nothing(request.tree, arrays, stream)
 

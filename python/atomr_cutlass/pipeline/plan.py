@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import _core
 from ..arrays import symbols
+from ..arrays.layouts import MatrixSpec, row_major
 from ..errors import UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.matrix import arguments_of
@@ -16,7 +17,6 @@ from ..generator.render import render
 from ..jit import kernels, record
 from . import devices, table
 from .plan_cache import PlanKey
-from .problem import MatrixSpec, row_major
 from .search import Candidate
 from .table import KernelInfo
 

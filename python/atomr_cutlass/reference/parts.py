@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ..arrays.layouts import broadcasts_to
 from ..arrays.numerics import (
     FAST,
     INTEGER_DTYPES,
@@ -22,12 +23,11 @@ from ..arrays.numerics import (
     to_float64,
     unit_roundoff,
 )
+from ..arrays.scales import BLOCK, VECTOR
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype, ScaleType
 from ..generator.epilogue.ops import LEAKY_SLOPE
 from ..generator.rules import FP8_TYPES
-from ..ops.quantize.reference import BLOCK, VECTOR
-from ..pipeline.problem import broadcasts_to
 
 erf: Final[Callable[[FloatArray], FloatArray]] = np.vectorize(_math.erf, otypes=[np.float64])
 """The error function as the C library has it; float64 of any shape."""

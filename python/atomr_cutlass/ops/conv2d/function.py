@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ... import _core
-from ...arrays.layouts import LAYOUTS, TO_NHWC, axes_of, permuted
+from ...arrays.layouts import LAYOUTS, TO_NHWC, MatrixSpec, axes_of, permuted
 from ...arrays.numerics import AnyArray
 from ...arrays.operands import check_devices, dtype_of, views_of
 from ...arrays.symbols import shape_of
@@ -23,7 +23,6 @@ from ...pipeline import reduction
 from ...pipeline.call import Call, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan
-from ...pipeline.problem import MatrixSpec
 from ..product import Product
 from .kernels import make
 from .problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, ConvProblem, as_images, conv_geometry, result_shape

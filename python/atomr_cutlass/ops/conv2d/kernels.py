@@ -10,9 +10,10 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...arrays.layouts import collapses, in_layout, pixel_strides
+from ...arrays.layouts import MatrixSpec, collapses, in_layout, pixel_strides, row_major
 from ...arrays.numerics import FAST
-from ...epilogue.bound import FusedOperands, problem_of, source_number
+from ...epilogue.fusion import source_number
+from ...epilogue.plan_operands import FusedOperands
 from ...errors import CutlassError, UnsupportedError, require
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
@@ -25,12 +26,12 @@ from ...pipeline import devices, search, select
 from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps, bytes_of
 from ...pipeline.planning import PlanOptions, planned
-from ...pipeline.problem import MOST, GemmFormulation, GemmProblem, MatrixSpec, row_major
 from ...pipeline.reduction import refuse_sums
 from ...pipeline.search import Candidate, KernelSearch
 from ..gemm.helpers import sums
 from ..gemm.kernels import GemmSearch, cells_of, product_args
 from ..gemm.plans import clears_masks
+from ..gemm.problem import MOST, GemmFormulation, GemmProblem, fused_problems
 from . import problem as conv_problem
 from .problem import CAST_ALIGNMENT, DGRAD, FPROP, WGRAD, ConvProblem, convolves, packed, unlike_a_bias
 
@@ -303,7 +304,7 @@ def _as_gemm(problem: ConvProblem) -> list[GemmProblem]:
     product = GemmProblem(a, b, c, matrix(problem.d), math_mode, problem.device)
     if fusion is None or as_bias_and_activation(fusion.tree.program) == (None, None):
         return [product]
-    return problem_of(product, fusion, LINEAR)
+    return fused_problems(product, fusion, LINEAR)
 
 
 def _unwidened(problem: ConvProblem) -> str:

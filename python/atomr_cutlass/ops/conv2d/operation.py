@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ...arrays.layouts import in_layout
+from ...arrays.layouts import MatrixSpec, in_layout, row_major
 from ...checks import check_index, check_options, shown
-from ...epilogue.bound import source_number
+from ...epilogue.fusion import source_number
 from ...epilogue.results import ImageResult
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
@@ -25,7 +25,6 @@ from ...pipeline.operation import NO_CHECK, Arrays, OperandSlot, PlannedOperatio
 from ...pipeline.plan import Plan
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.probe import Probe
-from ...pipeline.problem import MatrixSpec, row_major
 from ...pipeline.reduction import is_batch_invariant
 from ...pipeline.request import Option, Request, RequestOptions, expect_extents, math_of, precision_of, sampled
 from ...pipeline.search import Candidate

@@ -8,16 +8,15 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from ...arrays.layouts import collapses, pixel_strides, rows_collapse
+from ...arrays.layouts import MatrixSpec, collapses, pixel_strides, rows_collapse, vector_elements
 from ...checks import MOST, shown
-from ...epilogue.bound import Fusion, source_of
+from ...epilogue.fusion import Fusion, source_of
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.common import COMMON_ACTIVATIONS, as_bias_and_activation, common_of, wider
 from ...generator.epilogue.lower import COMMON, LINEAR, epilogue_id, with_source
 from ...generator.key import KernelKey
 from ...generator.rules import OK, Status
-from ...pipeline.problem import MatrixSpec, vector_elements
 from ...pipeline.search import refused
 
 FPROP, DGRAD, WGRAD = "conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad"

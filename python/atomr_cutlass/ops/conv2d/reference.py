@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...arrays.layouts import TO_NHWC, axes_of, permuted
+from ...arrays.layouts import TO_NHWC, axes_of, permuted, row_major
 from ...arrays.numerics import INTEGER_DTYPES, AnyArray, FloatArray, round_to_tf32, stored, to_float64
 from ...epilogue.results import ImageResult
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...pipeline.operation import Array, Arrays
 from ...pipeline.probe import Probe, slices
-from ...pipeline.problem import row_major
 from ...reference import parts
 from ..gemm.reference import GemmTerms
 from .problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, Padding, Pair, as_images, conv_geometry, result_shape

@@ -10,6 +10,7 @@ import numpy as np
 from ... import _core
 from ...arrays import operands
 from ...arrays.frameworks import namespaces
+from ...arrays.layouts import MatrixSpec, broadcast_batches
 from ...arrays.numerics import AnyArray
 from ...arrays.operands import check_devices, views_of
 from ...checks import NUMBERS, shown
@@ -23,8 +24,8 @@ from ...pipeline import reduction
 from ...pipeline.call import Call, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan
-from ...pipeline.problem import GemmProblem, MatrixSpec, broadcast_batches
 from ..gemm.plans import NO_SCALES, PER_PAIR, Scales, check_single, make, problem_of, scales_of
+from ..gemm.problem import GemmProblem
 from ..product import Product
 
 OP = "gated_gemm"

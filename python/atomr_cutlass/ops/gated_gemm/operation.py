@@ -11,10 +11,10 @@ from ...checks import expect
 from ...errors import InvalidOperandError, UnsupportedError
 from ...pipeline.call_options import documented
 from ...pipeline.operation import NO_CHECK, Arrays
-from ...pipeline.problem import GemmProblem
 from ...pipeline.request import GemmEpilogue, Option
 from ..gemm.operation import GemmLayout, GemmOperation, GemmRequest
 from ..gemm.plans import PER_PAIR, Scales
+from ..gemm.problem import GemmProblem
 from .function import OP, check, gated
 
 if TYPE_CHECKING:

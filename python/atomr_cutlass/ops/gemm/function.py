@@ -11,6 +11,7 @@ import numpy as np
 
 from ... import _core
 from ...arrays import fp4, operands
+from ...arrays.layouts import broadcast_batches, broadcasts_to
 from ...arrays.numerics import AnyArray
 from ...arrays.operands import CUDA, check_devices, views_of
 from ...checks import NUMBERS
@@ -22,7 +23,6 @@ from ...pipeline import devices, reduction
 from ...pipeline.call import Call, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan
-from ...pipeline.problem import broadcast_batches, broadcasts_to
 from ..product import Product
 from .plans import SCALES, check_single, make, problem_of, scales_of
 

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from ...arrays.layouts import is_dense, round_up
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.lower import LINEAR, SCALED
@@ -27,8 +28,8 @@ from ...generator.rules import FP8_TYPES, HALF_TYPES
 from ...pipeline import devices, estimate, select
 from ...pipeline.devices import Device
 from ...pipeline.plan import NO_PRODUCT, PRODUCT, Address, Steps, bytes_of
-from ...pipeline.problem import GemmFormulation, GemmProblem, TransposedCopy, formulations, is_dense, round_up
 from ...pipeline.search import Candidate, ExactSearch
+from .problem import GemmFormulation, GemmProblem, TransposedCopy, formulations
 
 ALIGNMENT = 16
 """Bytes that C and D are aligned to where slices are added up, which are read and written so."""

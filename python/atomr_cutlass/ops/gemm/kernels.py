@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from ...arrays import fp4
+from ...arrays.layouts import MatrixSpec, flipped
 from ...errors import CutlassError, KernelNotFoundError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
@@ -17,14 +18,14 @@ from ...generator.epilogue import lower
 from ...generator.epilogue.common import common_of, form_of, wider
 from ...generator.families import gemm_few_sm90, gemm_sm80, gemm_sm90
 from ...generator.families.base import DEFAULT
-from ...generator.key import ROW, KernelKey, shared_memory
-from ...generator.matrix import cells, supports, with_epilogue
+from ...generator.key import COLUMN, ROW, KernelKey, shared_memory
+from ...generator.matrix import cells, is_fp4_supported, supports, with_epilogue
 from ...generator.rules import FEW, FP8_TYPES, NOT_GATED, Status, gemm_types, supports_layouts, supports_tree
 from ...pipeline import devices, estimate, select
 from ...pipeline.devices import Device
-from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, flipped, formulations
 from ...pipeline.search import OTHER_OP, Candidate, KernelSearch, Rule, checked, matrix
 from . import helpers
+from .problem import GemmFormulation, GemmProblem, formulations
 
 OP = "gemm"
 
@@ -219,7 +220,7 @@ class GemmSearch(ProductSearch):
         layouts = max(of_layouts, key=bool)
         wanted = self.nearest(target)
         if wanted is None:
-            of_fp4 = fp4.refusal(problem, possible, target) if problem.a.dtype is fp4.FP4 else ""
+            of_fp4 = _fp4_refusal(problem, possible, target) if problem.a.dtype is fp4.FP4 else ""
             gates = not lower.is_gated(problem.epilogue) or cells_of(self.op, target, problem)
             reason = (
                 ("" if gates else NOT_GATED.reason)
@@ -268,6 +269,32 @@ def _with_rows(problem: GemmProblem) -> GemmProblem:
 
     c = None if problem.c is None else spec(problem.c)
     return dataclasses.replace(problem, a=spec(problem.a), c=c, d=spec(problem.d))
+
+
+def _fp4_refusal(problem: GemmProblem, formulations: Sequence[GemmFormulation], arch: SmArch) -> str:
+    """Why no kernel of the matrix serves a product of fp4, and what would cure it; empty if that is not known."""
+    if not is_fp4_supported(arch):
+        return fp4.no_kernels(arch)
+    if not problem.scale_type:
+        return "fp4 is multiplied with block scales: scaling is 'nvfp4' or 'mxfp4'"
+    along_k = [each for each in formulations if (each.layout_a, each.layout_b) == (ROW, COLUMN)]
+    if not along_k:
+        return (
+            "fp4 is packed and read along K: A is row-major, bytes (M, K / 2), and B column-major, the transpose of "
+            "bytes (N, K / 2)"
+        )
+    if not any(each.align_a % fp4.ALIGNMENT == 0 and each.align_b % fp4.ALIGNMENT == 0 for each in along_k):
+        return (
+            f"fp4 kernels read {fp4.ALIGNMENT} elements (16 bytes) at once: K (here {problem.k}), the strides of A and "
+            "B and their addresses must be multiples of that; pad K with zeros before quantizing"
+        )
+    wide = 128 // problem.d.dtype.bits
+    if not any(each.align_d % wide == 0 for each in along_k):
+        return (
+            f"fp4 kernels write 16 bytes at once: rows of D (and C) and their addresses must be multiples of {wide} "
+            f"elements of {problem.d.dtype.value}; pad N (here {problem.n})"
+        )
+    return ""
 
 
 def _tree_refusal(problem: GemmProblem, possible: Sequence[GemmFormulation]) -> str:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ...arrays import fp4, operands
+from ...arrays.layouts import MatrixSpec, row_major
 from ...arrays.numerics import FAST, PRECISIONS
 from ...arrays.operands import BYTE
+from ...arrays.scales import VECTOR, swizzled_size
 from ...checks import check_index, check_options, expect
-from ...epilogue.bound import Fusion, problem_for
+from ...epilogue.fusion import Fusion
 from ...epilogue.results import MatrixResult
 from ...errors import InvalidOperandError, UnsupportedError, require
 from ...generator.archs import SmArch
@@ -29,7 +31,6 @@ from ...pipeline.devices import Device
 from ...pipeline.operation import Arrays, OperandSlot, PlannedOperation, epilogue_slots
 from ...pipeline.plan import Plan
 from ...pipeline.plan_cache import PlanKey
-from ...pipeline.problem import GemmProblem, MatrixSpec, row_major
 from ...pipeline.reduction import is_batch_invariant
 from ...pipeline.request import (
     GemmEpilogue,
@@ -41,9 +42,9 @@ from ...pipeline.request import (
     precision_of,
     sampled,
 )
-from ..quantize.reference import VECTOR, swizzled_size
 from .kernels import GemmCandidate, GemmSearch
 from .plans import SCALES, Scale, Scales, make, result_of, scale_shapes, search_for
+from .problem import GemmProblem, fused_problem
 
 if TYPE_CHECKING:
     from ...pipeline.probe import Probe
@@ -266,7 +267,7 @@ def sample_shape(key: KernelKey) -> GemmShape:
 def followed(request: GemmRequest | GemvRequest, epilogue: str, device: Device) -> GemmProblem:
     """The problem of a request whose tree follows, as this epilogue of a kernel."""
     problem, fusion = request.problem(device.index), request.fusion()
-    return problem if fusion is None else problem_for(problem, fusion, epilogue)
+    return problem if fusion is None else fused_problem(problem, fusion, epilogue)
 
 
 def layouts_of(key: KernelKey) -> dict[str, Any]:

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 from ... import _core
 from ...arrays import fp4, operands
+from ...arrays.layouts import MatrixSpec, broadcast_to, round_up
 from ...arrays.operands import BYTE
-from ...epilogue import bound as fused
-from ...epilogue.bound import FusedOperands, Fusion
+from ...arrays.scales import BLOCK, VECTOR
+from ...epilogue.fusion import Fusion
+from ...epilogue.plan_operands import FusedOperands
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype, ScaleType
@@ -25,18 +27,9 @@ from ...pipeline import devices, reduction
 from ...pipeline.devices import Device
 from ...pipeline.plan import ALWAYS, NO_PRODUCT, PRODUCT, Address, Plan, Steps, moved, settled
 from ...pipeline.planning import DEFAULT_OPTIONS, PlanOptions, planned
-from ...pipeline.problem import (
-    MAX_OUTER,
-    GemmFormulation,
-    GemmProblem,
-    MatrixSpec,
-    broadcast_to,
-    over_batches,
-    round_up,
-)
-from ..quantize.reference import BLOCK, VECTOR
 from . import helpers
 from .kernels import GemmCandidate, GemmSearch, nonempty, product_args
+from .problem import MAX_OUTER, GemmFormulation, GemmProblem, fused_problems, over_batches
 
 A_SETTLED, B_SETTLED = 1, 2  # kernel_abi.h
 
@@ -197,7 +190,7 @@ def result_of(problem: GemmProblem) -> MatrixSpec:
 def rewritten(problem: GemmProblem, scales: Scales = NO_SCALES, fusion: Fusion | None = None) -> list[GemmProblem]:
     """The formulations of the problem with scales and a tree, preferred ones first."""
     scaled = with_scales(problem, scales)
-    return [scaled] if fusion is None else fused.problem_of(scaled, fusion, scaled.epilogue)
+    return [scaled] if fusion is None else fused_problems(scaled, fusion, scaled.epilogue)
 
 
 def make(problem: GemmProblem, scales: Scales = NO_SCALES, fusion: Fusion | None = None, **options: Any) -> Plan:

@@ -11,6 +11,7 @@ import numpy as np
 from ... import reference
 from ...arrays import fp4, numerics
 from ...arrays.numerics import INTEGER_DTYPES, AnyArray, FloatArray, from_numpy_dtype, round_to_tf32, stored, to_float64
+from ...arrays.scales import BLOCK, VECTOR
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import COLUMN, MASK, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree
@@ -19,7 +20,6 @@ from ...pipeline.probe import Check, Probe, slices
 from ...reference import parts
 from ...reference.parts import OperandScale, Scale, read_scales, scaled_product
 from ..quantize import reference as quantization
-from ..quantize.reference import BLOCK, VECTOR
 
 if TYPE_CHECKING:
     from .operation import GemmRequest

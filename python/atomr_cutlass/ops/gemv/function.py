@@ -9,9 +9,11 @@ from typing import Any
 
 from ... import _core
 from ...arrays import operands
+from ...arrays.layouts import MatrixSpec, broadcast_batches, broadcasts_to, views
 from ...arrays.numerics import AnyArray
 from ...arrays.operands import check_devices, views_of
-from ...epilogue.bound import FusedOperands, Fusion, Layout, Shape, problem_of
+from ...epilogue.fusion import Fusion, Layout, Shape
+from ...epilogue.plan_operands import FusedOperands
 from ...epilogue.results import MatrixResult
 from ...errors import InvalidOperandError, UnsupportedError, require
 from ...generator.archs import SmArch
@@ -22,14 +24,13 @@ from ...generator.families.gemv import OP, TYPES
 from ...generator.key import COLUMN
 from ...generator.rules import accumulator, gemm_types, supports_tree
 from ...pipeline import devices
-from ...pipeline import problem as problems
 from ...pipeline.call import SCALES, Call, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps, moved
 from ...pipeline.planning import DEFAULT_OPTIONS, PlanOptions, planned
-from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, broadcast_batches, broadcasts_to
 from ..gemm.kernels import GemmCandidate, ProductSearch, nonempty, product_args
+from ..gemm.problem import GemmFormulation, GemmProblem, formulations, fused_problems
 from ..product import Product
 
 _PRODUCT = ("a", "x")
@@ -154,7 +155,7 @@ def product(specs: Mapping[str, MatrixSpec], math: str, device: int) -> GemmProb
     for name, spec in specs.items():
         if name != "a":
             matrices[name] = dataclasses.replace(spec, shape=_as_row(spec.shape, 1), strides=_as_row(spec.strides, 0))
-        problems.views(matrices[name], name)  # refuses what kernels cannot read
+        views(matrices[name], name)  # refuses what kernels cannot read
     b = transposed(matrices["a"])
     return GemmProblem(a=matrices["x"], b=b, c=matrices.get("c"), d=matrices["out"], math=math, device=device)
 
@@ -231,7 +232,7 @@ class GemvSearch(ProductSearch):
 
     def put(self, problem: GemmProblem) -> Sequence[GemmFormulation]:
         """The vectors with any stride, as columns are, beside each layout of the matrix."""
-        made = problems.formulations(problem)
+        made = formulations(problem)
         return [each for each in made if not each.swapped and each.layout_a == each.layout_d == COLUMN]
 
     def reason(self) -> str:
@@ -259,7 +260,7 @@ def search_for(problem: GemmProblem, fusion: Fusion | None, device: Device, arch
     if 0 in (problem.n, problem.batch):
         raise UnsupportedError(f"a result of shape {vector_of(problem.d).shape} is empty: there is nothing to plan")
     read = nonempty(problem)
-    return GemvSearch([read] if fusion is None else problem_of(read, fusion, LINEAR), device, arch)
+    return GemvSearch([read] if fusion is None else fused_problems(read, fusion, LINEAR), device, arch)
 
 
 def from_candidate(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ...epilogue.bound import Fusion
+from ...epilogue.fusion import Fusion
 from ...errors import InvalidOperandError
 from ...generator.families.gemv import OP
 from ...generator.key import COLUMN, KernelKey
@@ -17,10 +17,10 @@ from ...pipeline.devices import Device
 from ...pipeline.operation import NO_CHECK, Array, Arrays, OperandSlot, PlannedOperation, epilogue_slots
 from ...pipeline.plan import Plan
 from ...pipeline.plan_cache import PlanKey
-from ...pipeline.problem import GemmProblem
 from ...pipeline.request import Option, Request, RequestOptions, expect_extents, sampled
 from ..gemm.kernels import GemmCandidate
 from ..gemm.operation import LETTERS, GemmLayout, GemmRequest, GemmShape, fields_from, followed
+from ..gemm.problem import GemmProblem
 from .function import GemvSearch, VectorResult, check_types, make, search_for, transposed, vector_of
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ... import _core
 from ...arrays import operands
+from ...arrays.layouts import MatrixSpec
 from ...arrays.numerics import AnyArray, math_mode, numpy_dtype
 from ...checks import NUMBERS, check_extents, check_options
 from ...epilogue.bind import BoundEpilogue, bind, refuse_scale_d
@@ -26,7 +27,6 @@ from ...pipeline import reduction
 from ...pipeline.call import Call, Invocation, Result, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan
-from ...pipeline.problem import MatrixSpec
 from ..product import Product
 from .kernels import make
 from .problem import ALONG_K, CONTIGUOUS, LIST, MASKED, GroupedProblem, GroupScale, Shape, following, scale_forms

@@ -9,9 +9,11 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...arrays.layouts import MatrixSpec, round_up, views
 from ...arrays.numerics import FAST
+from ...arrays.scales import BLOCK
 from ...arrays.symbols import gcd
-from ...epilogue.bound import GroupOperand
+from ...epilogue.fusion import GroupOperand
 from ...errors import CutlassError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
@@ -25,9 +27,7 @@ from ...pipeline import devices
 from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps
 from ...pipeline.planning import PlanOptions, planned
-from ...pipeline.problem import MatrixSpec, round_up, views
 from ...pipeline.search import Candidate, KernelSearch, matrix, refused
-from ..quantize.reference import BLOCK
 from .problem import ALONG_K, CONTIGUOUS, FORMS, LIST, MASKED, OP, GroupedProblem, scale_args
 
 ENTRY = struct.Struct("<6Q4q4i")

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from ...arrays.layouts import MatrixSpec, row_major
 from ...arrays.numerics import FAST
 from ...checks import check_index, check_options, expect, shown
-from ...epilogue.bound import GroupedFusion, GroupOperand
+from ...epilogue.fusion import GroupedFusion, GroupOperand
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.lower import LINEAR, epilogue_id
@@ -25,7 +26,6 @@ from ...pipeline.operation import Arrays, OperandSlot, PlannedOperation
 from ...pipeline.plan import Plan
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.probe import Probe
-from ...pipeline.problem import MatrixSpec, row_major
 from ...pipeline.reduction import is_batch_invariant
 from ...pipeline.request import Option, Request, RequestOptions, math_of, sampled
 from ...pipeline.search import Candidate

@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...epilogue.bound import GroupedFusion
+from ...arrays.layouts import MatrixSpec
+from ...arrays.scales import BLOCK
+from ...epilogue.fusion import GroupedFusion
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import ACCUMULATOR, EpilogueVisitorTree
 from ...generator.rules import TREE_OUTPUTS
-from ...pipeline.problem import MatrixSpec
-from ..quantize.reference import BLOCK
 
 OP = "grouped_gemm"
 CONTIGUOUS, MASKED, ALONG_K, LIST = "contiguous", "masked", "along_k", "list"

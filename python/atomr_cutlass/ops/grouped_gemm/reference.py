@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...arrays.numerics import AnyArray
+from ...arrays.scales import BLOCK
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT, EpilogueVisitorTree
@@ -14,7 +15,6 @@ from ...pipeline.operation import Array, Arrays, operands_of
 from ...pipeline.probe import Probe
 from ...reference.tree import evaluate
 from ..gemm.reference import absolute_product, gemm
-from ..quantize.reference import BLOCK
 from .problem import ALONG_K, BLOCKS, CONTIGUOUS, GROUP, LIST, MASKED, TENSOR
 
 if TYPE_CHECKING:

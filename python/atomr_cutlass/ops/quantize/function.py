@@ -12,8 +12,10 @@ import numpy as np
 from ... import _core
 from ...arrays import operands
 from ...arrays.fp4 import SCALE_ELEMENTS, element_name
+from ...arrays.layouts import is_dense, row_major
 from ...arrays.numerics import BYTE, AnyArray, numpy_dtype, saturating_cast
 from ...arrays.operands import CPU, check_apart, check_devices, check_writable, refuse_jax_out, result_dtype, views_of
+from ...arrays.scales import VECTOR, swizzled_size
 from ...checks import NUMBERS, shown
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.archs import SmArch
@@ -28,10 +30,8 @@ from ...pipeline import devices, select
 from ...pipeline.call import Call, Invocation, Result, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan, Steps
-from ...pipeline.problem import is_dense, row_major
 from ...pipeline.search import Candidate, ExactSearch
 from . import reference as quantization
-from .reference import VECTOR, swizzled_size
 
 D = CutlassDtype
 

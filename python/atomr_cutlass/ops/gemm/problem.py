@@ -1,74 +1,27 @@
-"""The problem that kernels are chosen for: extents, layouts, strides, alignments."""
+"""A GEMM as kernels are chosen for it: its operands, its batches, and the ways to formulate it for a kernel."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .. import _core
-from ..arrays.numerics import dtype_of
-from ..arrays.symbols import gcd
-from ..errors import InvalidOperandError, UnsupportedError
-from ..generator.dtypes import CutlassDtype
-from ..generator.key import COLUMN, ROW, Triple
-from ..generator.rules import accumulator
+from ...arrays.layouts import MatrixSpec, View, broadcast_to, flipped, vector_elements, views
+from ...epilogue.fusion import Fusion, source_number, source_of
+from ...errors import UnsupportedError
+from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.lower import epilogue_id, with_source
+from ...generator.key import ROW, Triple
+from ...generator.rules import accumulator
 
 MAX_OUTER = 4096
 
+_TMA_ALIGNMENT = 16
+
 MOST = 2**62
 """The largest extent that the model is given, which counts with 64 bits: no memory holds as much."""
-
-
-@dataclass(frozen=True)
-class MatrixSpec:
-    """An array of matrices: shape and strides in elements, and the bytes that its address is a multiple of."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: CutlassDtype
-    alignment: int = 16
-
-    @classmethod
-    def of(cls, view: _core.Operand, name: str) -> MatrixSpec:
-        """The layout of an array; errors give its name."""
-        return cls(view.shape, view.strides, dtype_of(view, name), view.alignment)
-
-    @property
-    def dense(self) -> bool:
-        """Whether it is row-major without gaps."""
-        return is_dense(self.shape, self.strides)
-
-
-def round_up(extent: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is not smaller."""
-    return -(-extent // multiple) * multiple
-
-
-def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a row-major array without gaps."""
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-
-
-def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether an array is row-major without gaps."""
-    return lies_alike(shape, strides, row_major(shape))
-
-
-def lies_alike(shape: Sequence[int], strides: Sequence[int], others: Sequence[int]) -> bool:
-    """Whether the elements of two arrays lie alike; the stride of a dimension of one element says nothing."""
-    triples = zip(shape, strides, others, strict=True)
-    return all(extent == 1 or stride == other for extent, stride, other in triples)
-
-
-@dataclass(frozen=True)
-class View:
-    """One way to read a matrix of a spec: a layout and its leading dimension in elements."""
-
-    layout: str
-    leading: int
 
 
 @dataclass(frozen=True)
@@ -123,64 +76,12 @@ class GemmProblem:
         return accumulator(self.a.dtype)
 
 
-def broadcast_batches(a: Sequence[int], b: Sequence[int], name: str = "b") -> tuple[int, ...]:
-    """The batch dimensions of the result, as NumPy broadcasts those of `a` and of another array of this name."""
-    if not a and not b:
-        return ()
-    result = []
-    for x, y in itertools.zip_longest(reversed(a), reversed(b), fillvalue=1):
-        if x != y and 1 not in (x, y):
-            raise InvalidOperandError(f"batch dimensions {tuple(a)} of a and {tuple(b)} of {name} do not broadcast")
-        result.append(y if x == 1 else x)
-    return tuple(reversed(result))
-
-
-def broadcasts_to(batches: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether NumPy broadcasts batch dimensions to those of a result."""
-    missing = len(wanted) - len(batches)
-    return missing >= 0 and all(x in (1, y) for x, y in zip(batches, wanted[missing:], strict=True))
-
-
-def broadcast_to(spec: MatrixSpec, batches: tuple[int, ...], name: str) -> MatrixSpec:
-    """The spec with these batch dimensions; broadcast ones get stride 0."""
-    own = spec.shape[:-2]
-    if not broadcasts_to(own, batches):
-        raise InvalidOperandError(f"batch dimensions {own} of {name} do not broadcast to {batches}")
-    pairs = zip(own, spec.strides[:-2], strict=True)
-    strides = (0,) * (len(batches) - len(own)) + tuple(0 if extent == 1 else stride for extent, stride in pairs)
-    return MatrixSpec(batches + spec.shape[-2:], strides + spec.strides[-2:], spec.dtype, spec.alignment)
-
-
 def over_batches(problem: GemmProblem) -> list[MatrixSpec]:
     """A, B, C (D where there is none), D and the operands of a tree, each with the batch dimensions of D."""
     batches = problem.d.shape[:-2]
     named = [(problem.a, "a"), (problem.b, "b"), (problem.c or problem.d, "c"), (problem.d, "out")]
     named += [(spec, "an operand of the epilogue") for spec in problem.operands]
     return [spec if len(spec.shape) == 2 and not batches else broadcast_to(spec, batches, name) for spec, name in named]
-
-
-def views(spec: MatrixSpec, name: str) -> list[View]:
-    """The ways to read the matrices of a spec: usually one, more where an extent of 1 leaves a stride open."""
-    (rows, columns), (row_stride, column_stride) = spec.shape[-2:], spec.strides[-2:]
-    for extent, stride in zip(spec.shape, spec.strides, strict=True):
-        if stride < 0 and extent > 1:
-            raise InvalidOperandError(f"{name} has a negative stride ({spec.strides}): copy it")
-    wide = 16 * 8 // spec.dtype.bits
-    found = []
-    if columns <= 1 or column_stride == 1:
-        leading = row_stride if rows > 1 else round_up(max(columns, 1), wide)
-        if leading >= columns:
-            found.append(View(ROW, leading))
-    if rows <= 1 or row_stride == 1:
-        leading = column_stride if columns > 1 else round_up(max(rows, 1), wide)
-        if leading >= rows:
-            found.append(View(COLUMN, leading))
-    if not found:
-        raise UnsupportedError(
-            f"{name} of shape {spec.shape} has strides {spec.strides}: its rows or its columns must be contiguous and "
-            "must not overlap; make it contiguous"
-        )
-    return found
 
 
 @dataclass(frozen=True)
@@ -328,12 +229,29 @@ def _alignment(spec: MatrixSpec, view: View, batches: Batches, index: int) -> in
     return vector_elements(spec, elements)
 
 
-def vector_elements(spec: MatrixSpec, elements: Sequence[int]) -> int:
-    """Elements that an access may span by an address and by these distances in elements."""
-    value: int = gcd(spec.alignment * 8, 128, *(e * spec.dtype.bits for e in elements))
-    return max(1, (value & -value) // spec.dtype.bits)
+def fused_problems(problem: GemmProblem, fusion: Fusion, base: str) -> list[GemmProblem]:
+    """The problem with its tree, in the forms in which a kernel may compute it, better ones first.
+
+    The base of the epilogue is `lc`, or `scaled` where scales are arrays.
+    """
+    program, number = fusion.tree.program, None
+    if problem.c is None:
+        number = source_of(fusion, lambda array: array.dtype is problem.d.dtype and _like_d(array.spec, problem.d))
+    programs = [program] if number is None else [with_source(program, number), program]
+    return [fused_problem(problem, fusion, epilogue_id(base, program)) for program in programs]
 
 
-def flipped(layout: str) -> str:
-    """The layout of the transposed matrix."""
-    return COLUMN if layout == ROW else ROW
+def fused_problem(problem: GemmProblem, fusion: Fusion, epilogue: str) -> GemmProblem:
+    """The problem with its tree as the epilogue of a kernel's key has it."""
+    specs = tuple(operand.spec for operand in fusion.arrays)
+    number = source_number(epilogue)
+    c = problem.c if number is None else fusion.inputs[number].spec
+    return dataclasses.replace(problem, epilogue=epilogue, operands=specs, c=c)
+
+
+def _like_d(spec: MatrixSpec, d: MatrixSpec) -> bool:
+    """Whether a matrix can be loaded as the C operand: it has the layout of D, aligned as TMA wants it."""
+    contiguous = (spec.strides[-1] == 1, spec.strides[-2] == 1)
+    leading = max(spec.strides[-2:])
+    aligned = spec.alignment % _TMA_ALIGNMENT == 0 and leading * spec.dtype.bits % (8 * _TMA_ALIGNMENT) == 0
+    return contiguous == (d.strides[-1] == 1, d.strides[-2] == 1) and True in contiguous and aligned

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +20,7 @@ from ..pipeline.call import SCALES, Call, Invocation, Result
 if TYPE_CHECKING:
     from ..epilogue.bind import BoundEpilogue
     from ..epilogue.fusion import Fusion
+    from ..epilogue.results import MatrixResult
 
 ProductT = TypeVar("ProductT", bound="Product")
 
@@ -59,8 +60,28 @@ class Product(Invocation):
         results[RESULT] = Result(shape, result.dlpack, call.out, views.get(RESULT))
         return cls(call=call, inputs=inputs, results=results, result=result, math=mode, **own)
 
-    def followed_by(self: ProductT, epilogue: BoundEpilogue) -> ProductT:  # noqa: PYI019 - as above
-        """The product with an epilogue, which has D and arrays of its own."""
+    def bind(  # noqa: PYI019 - as above
+        self: ProductT,
+        result: MatrixResult,
+        views: Mapping[str, _core.Operand],
+        *,
+        taken: Collection[str],
+        acc: CutlassDtype,
+        scaled: bool = False,
+    ) -> ProductT:
+        """The product with the call's epilogue, or its bias and activation, bound to its arrays; see `bind.bind`.
+
+        It stays as it is where the reference computes bias and activation. Without `scaled`, no number is taken as
+        scale_d beside a bias or an activation.
+        """
+        call = self.call
+        if not call.binds:
+            return self
+        from ..epilogue import bind  # most calls have no epilogue
+
+        if call.epilogue is not None or not scaled:
+            bind.refuse_scale_d(call.arrays["scale_d"])
+        epilogue = bind.bind(call, result, views, taken=taken, out_dtype=self.result, acc=acc)
         return replace(
             self,
             inputs=self.inputs | epilogue.inputs,

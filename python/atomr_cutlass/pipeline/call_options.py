@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from ..generator.dtypes import CutlassDtype
@@ -50,6 +50,11 @@ class CallOptions(NamedTuple):
     alpha: float = 1.0
     beta: float = 0.0
     stream: Any = None
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any], **fixed: Any) -> CallOptions:
+        """The options among the arguments of a function, its `locals()`; `fixed` are those that it does not offer."""
+        return cls(**{name: arguments[name] for name in cls._fields if name in arguments}, **fixed)
 
 
 _SECTION = re.compile(r"(?<=\nArgs:\n).+?(?=\n\n\S|\Z)|(?<=\nAttributes:\n).+?(?=\n\n\S|\Z)", re.DOTALL)

@@ -172,12 +172,14 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
         bound: the operand that a plan can keep.
         optional: operands that some requests have and others have not, but for scales and those of a tree.
         options: of the command line, beside those of every operation.
+        profiled: whether cutlass_profiler's CSV files have rows of its kernels.
     """
 
     request_type: type[RequestT]
     bound: str
     optional: tuple[str, ...] = ("c",)
     options: tuple[Option, ...] = ()
+    profiled: bool = False
 
     @abc.abstractmethod
     def operands(self, request: RequestT) -> tuple[OperandSlot, ...]:

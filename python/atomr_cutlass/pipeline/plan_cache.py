@@ -31,7 +31,7 @@ class PlanKey:
     a bias, an activation) is another matter and part of it. Which kernel serves the plan is not: that is chosen.
 
     Attributes:
-        op: `gemm`, `grouped_gemm`, `conv2d_fprop`, `conv2d_dgrad` or `conv2d_wgrad`.
+        op: the operation's name.
         shape: the operation's extents: (m, n, k, batch), a tuple of such for groups, or a convolution's.
         layouts: of the operands and the result, in that order. Requests have dense operands, whose strides follow.
         dtypes: element types of the operands and the result, in that order.

@@ -27,7 +27,7 @@ from ..generator.matrix import cells
 from ..generator.rules import FEW, SPLIT
 from ..jit import files
 from . import devices, table, tuning
-from .operation import operation_of, request_from
+from .operation import operation_of, planned_operations, request_from
 from .reduction import INSTRUCTION_BYTES
 from .request import Request, RequestOptions
 from .search import ALONG_M, ALONG_N, HEURISTIC
@@ -89,11 +89,17 @@ def read(path: Path, gpu: str | None) -> tuple[list[TuneRecord], int]:
 def _names() -> Mapping[str, list[KernelKey]]:
     """Cells of the matrix and the table by CUTLASS's names, which ours continue with a digest, and by their own."""
     found: dict[str, list[KernelKey]] = defaultdict(list)
-    keys = [key for _, key in cells(list(SmArch)) if key.op == "gemm"]
-    for key in dict.fromkeys([*keys, *(info.key for info in table.kernels(op="gemm"))]):
+    keys = itertools.chain((key for _, key in cells(list(SmArch))), (info.key for info in table.rows()))
+    for key in filter(_profiled, dict.fromkeys(keys)):
         found[key.name].append(key)
         found[key.name.rpartition("_")[0]].append(key)
     return found
+
+
+def _profiled(key: KernelKey) -> bool:
+    """Whether the profiler's files have rows of such kernels."""
+    operation = planned_operations().get(key.op)
+    return operation is not None and operation.profiled
 
 
 def _record(row: Mapping[str, str], names: Mapping[str, list[KernelKey]], gpu: str) -> TuneRecord | None:
@@ -148,7 +154,7 @@ def _matrix(text: str) -> tuple[str, str]:
 def _row(record: TuneRecord) -> dict[str, Any] | None:
     """A record as a row without its number; None of one that has no form there."""
     problem = json.loads(record.problem)
-    if record.key.op != "gemm" or problem.get("epilogue") != "lc" or problem["scale_type"] or record.width:
+    if not _profiled(record.key) or problem.get("epilogue") != "lc" or problem["scale_type"] or record.width:
         return None
     shape, batches = problem["d"]["shape"], problem["d"]["shape"][:-2]
     (m, n), k, batch = shape[-2:], problem["a"]["shape"][-1], math.prod(batches)
@@ -168,7 +174,7 @@ def _row(record: TuneRecord) -> dict[str, Any] | None:
     major, minor = key.arch.capability
     compiled = 10 * major + minor
     row = {
-        "Provider": "CUTLASS", "OperationKind": "gemm", "Operation": key.name, "Disposition": "passed",
+        "Provider": "CUTLASS", "OperationKind": record.key.op, "Operation": key.name, "Disposition": "passed",
         "Status": "success", "gemm_kind": "universal", "m": m, "n": n, "k": k, "A": described["a"], "B": described["b"],
         "C": described["d"], "D": described["d"], "alpha": 1, "beta": beta, "split_k_mode": "serial",
         "split_k_slices": record.split_k, "batch_count": batch, "raster_order": raster, "use_pdl": "false",

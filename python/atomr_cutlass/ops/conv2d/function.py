@@ -13,7 +13,6 @@ from ...arrays.numerics import AnyArray
 from ...arrays.operands import check_devices, dtype_of, views_of
 from ...arrays.symbols import shape_of
 from ...checks import shown
-from ...epilogue.bind import bind, refuse_scale_d
 from ...epilogue.results import ImageResult
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
@@ -117,9 +116,7 @@ def conv2d(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     arrays = {"a": x, "b": w, "c": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
-    options = CallOptions(
-        activation, out_dtype, precision, False, backend, jit, workspace_size, batch_invariant, alpha, beta, stream
-    )  # fmt: skip
+    options = CallOptions.of(locals())
     own = (FPROP, None, stride, padding, dilation, groups, layout)
     return Call(_parse, arrays, out, options, epilogue, operands_of_epilogue, own)
 
@@ -179,9 +176,7 @@ def conv2d_dgrad(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     arrays = {"a": dy, "b": w, "c": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
-    options = CallOptions(
-        activation, out_dtype, precision, False, backend, jit, workspace_size, batch_invariant, alpha, beta, stream
-    )  # fmt: skip
+    options = CallOptions.of(locals())
     own = (DGRAD, _four("x_shape", x_shape), stride, padding, dilation, groups, layout)
     return Call(_parse, arrays, out, options, epilogue, operands_of_epilogue, own)
 
@@ -235,7 +230,7 @@ def conv2d_wgrad(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     arrays = {"a": dy, "b": x, "c": c, "bias": None, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
-    options = CallOptions(None, out_dtype, precision, False, backend, jit, workspace_size, False, alpha, beta, stream)
+    options = CallOptions.of(locals(), batch_invariant=False)
     own = (WGRAD, _four("w_shape", w_shape), stride, padding, dilation, groups, layout)
     return Call(_parse, arrays, out, options, own=own)
 
@@ -302,12 +297,8 @@ def _parse(call: Call) -> _Convolution:
         if name in views and views[name].shape != expected:
             raise InvalidOperandError(f"{name} has shape {views[name].shape}; expected {expected} (NHWC order)")
     parsed = _Convolution.of(call, views, shape, dtype, axes=axes_of(own.layout), own=own, geometry=geometry)
-    if not call.binds:
-        return parsed
-    if call.epilogue is not None:
-        refuse_scale_d(arrays["scale_d"])
-    over, acc = ImageResult(shape, own.layout), accumulator(dtype)
-    return parsed.followed_by(bind(call, over, views, taken=("a", "b"), out_dtype=parsed.result, acc=acc))
+    result = ImageResult(shape, own.layout)
+    return parsed.bind(result, views, taken=("a", "b"), acc=accumulator(dtype), scaled=True)
 
 
 def _geometry(own: ConvOptions, views: Mapping[str, _core.Operand]) -> ConvGeometry:

@@ -115,9 +115,7 @@ def gated_gemm(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as in `gemm`.
     """
     arrays = {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
-    options = CallOptions(
-        activation, out_dtype, None, fast_accum, backend, jit, workspace_size, batch_invariant, alpha, 0.0, stream
-    )  # fmt: skip
+    options = CallOptions.of(locals())
     return Call(_parse, arrays, out, options)
 
 

@@ -99,6 +99,7 @@ class GatedGemmOperation(GemmOperation):
     request_type = GatedGemmRequest
     message = "GatedGemm"
     optional = ()
+    profiled = False
     refuses = MappingProxyType(NO_CHECK | REFUSES)
     options = (
         *_OWN,

@@ -15,6 +15,7 @@ from ...arrays.layouts import broadcast_batches, broadcasts_to
 from ...arrays.numerics import AnyArray
 from ...arrays.operands import CUDA, check_devices, views_of
 from ...checks import NUMBERS
+from ...epilogue.results import MatrixResult
 from ...errors import InvalidOperandError, UnsupportedError, require
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
@@ -110,9 +111,7 @@ def gemm(
     arrays = {
         "a": a, "b": b, "c": c, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d, "amax": amax, "bias": bias
     }  # fmt: skip
-    options = CallOptions(
-        activation, out_dtype, precision, fast_accum, backend, jit, workspace_size, batch_invariant, alpha, beta, stream
-    )  # fmt: skip
+    options = CallOptions.of(locals())
     return Call(_parse, arrays, out, options, epilogue, others)
 
 
@@ -186,15 +185,7 @@ def _parse(call: Call) -> _Gemm:
     check_single(views)
     own = {name: view for name, view in views.items() if name not in (RESULT, "bias")}
     parsed = _Gemm.of(call, views, shape, dtypes[0], dtypes=dtypes, own=own)
-    if not call.binds:
-        return parsed
-    from ...epilogue import bind  # trees and the tracer
-    from ...epilogue.results import MatrixResult
-
-    bind.refuse_scale_d(arrays["scale_d"])
-    acc = accumulator(dtypes[0])
-    bound = bind.bind(call, MatrixResult(shape), views, taken=_PRODUCT, out_dtype=parsed.result, acc=acc)
-    return parsed.followed_by(bound)
+    return parsed.bind(MatrixResult(shape), views, taken=_PRODUCT, acc=accumulator(dtypes[0]))
 
 
 def _element_types(views: dict[str, _core.Operand]) -> tuple[CutlassDtype, CutlassDtype]:

@@ -44,11 +44,10 @@ from ...pipeline.request import (
 )
 from .kernels import GemmCandidate, GemmSearch
 from .plans import SCALES, Scale, Scales, make, result_of, scale_shapes, search_for
-from .problem import GemmProblem, fused_problem
+from .problem import GemmProblem, sample_problem
 
 if TYPE_CHECKING:
     from ...pipeline.probe import Probe
-    from ..gemv.operation import GemvRequest
 
 FP8_SCALINGS = (None, "tensor", "vector", "block")
 SCALINGS = (*FP8_SCALINGS, *fp4.SCALINGS)
@@ -264,12 +263,6 @@ def sample_shape(key: KernelKey) -> GemmShape:
     return GemmShape(key.tile[0] + 16, key.tile[1] + 16, 2 * key.tile[2])
 
 
-def followed(request: GemmRequest | GemvRequest, epilogue: str, device: Device) -> GemmProblem:
-    """The problem of a request whose tree follows, as this epilogue of a kernel."""
-    problem, fusion = request.problem(device.index), request.fusion()
-    return problem if fusion is None else fused_problem(problem, fusion, epilogue)
-
-
 def layouts_of(key: KernelKey) -> dict[str, Any]:
     """The layouts of A and B that a kernel reads, as fields of a request."""
     return {"layout_a": LETTERS[key.layout_a], "layout_b": LETTERS[key.layout_b]}
@@ -282,6 +275,7 @@ class GemmOperation(PlannedOperation[GemmRequest]):
     request_type = GemmRequest
     message = "Gemm"
     bound = "b"
+    profiled = True
     options: tuple[Option, ...] = (
         Option("m", "Rows of A and D.", None),
         Option("n", "Columns of B and D.", None),
@@ -339,7 +333,7 @@ class GemmOperation(PlannedOperation[GemmRequest]):
             sample_shape(key), **sampled(key, epilogue), **layouts_of(key), dtype_b=key.b, precision=precision_of(key),
             fast_accum=key.math == FAST, batch_invariant=False,
         )  # fmt: skip
-        return request, select.candidate_of(GemmSearch(followed(request, epilogue, device), device), key)
+        return request, select.candidate_of(GemmSearch(sample_problem(request, epilogue, device.index), device), key)
 
     def probe(self, request: GemmRequest, arrays: Arrays) -> Probe[GemmRequest]:
         from .reference import GemmProbe

@@ -97,9 +97,7 @@ def gemv(
         UnsupportedError: no kernel can serve the request, with the reason.
         KernelNotFoundError, CompileError, DeviceUnavailableError: as in `gemm`.
     """
-    options = CallOptions(
-        activation, out_dtype, precision, False, backend, jit, workspace_size, False, alpha, beta, stream
-    )  # fmt: skip
+    options = CallOptions.of(locals(), batch_invariant=False)
     arrays = {"a": a, "x": x, "c": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
     return Call(_parse, arrays, out, options, epilogue, operands_of_epilogue)
 
@@ -139,14 +137,7 @@ def _parse(call: Call) -> _Gemv:
     if dtype is not other:
         raise InvalidOperandError(f"a is {dtype.value} and x is {other.value}: both must have one dtype")
     parsed = _Gemv.of(call, views, shape, dtype)
-    if not call.binds:
-        return parsed
-    from ...epilogue import bind  # trees and the tracer
-
-    bind.refuse_scale_d(arrays["scale_d"])
-    taken, acc = (*_PRODUCT, *SCALES), accumulator(dtype)
-    bound = bind.bind(call, VectorResult(shape), views, taken=taken, out_dtype=parsed.result, acc=acc)
-    return parsed.followed_by(bound)
+    return parsed.bind(VectorResult(shape), views, taken=(*_PRODUCT, *SCALES), acc=accumulator(dtype))
 
 
 def product(specs: Mapping[str, MatrixSpec], math: str, device: int) -> GemmProblem:

@@ -19,8 +19,8 @@ from ...pipeline.plan import Plan
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.request import Option, Request, RequestOptions, expect_extents, sampled
 from ..gemm.kernels import GemmCandidate
-from ..gemm.operation import LETTERS, GemmLayout, GemmRequest, GemmShape, fields_from, followed
-from ..gemm.problem import GemmProblem
+from ..gemm.operation import LETTERS, GemmLayout, GemmRequest, GemmShape, fields_from
+from ..gemm.problem import GemmProblem, sample_problem
 from .function import GemvSearch, VectorResult, check_types, make, search_for, transposed, vector_of
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class GemvOperation(PlannedOperation[GemvRequest]):
         """With more than one tile of columns, the last not whole; aligned for every kernel."""
         layout = GemmLayout.ROW_MAJOR if key.layout_b == COLUMN else GemmLayout.COL_MAJOR
         request = GemvRequest(GemvShape(key.tile[1] + 16, 4 * key.tile[2]), **sampled(key, epilogue), layout_a=layout)
-        return request, select.candidate_of(GemvSearch(followed(request, epilogue, device), device), key)
+        return request, select.candidate_of(GemvSearch(sample_problem(request, epilogue, device.index), device), key)
 
     def probe(self, request: GemvRequest, arrays: Arrays) -> Probe[Any]:
         """That of the GEMM of one row, on the same memory."""

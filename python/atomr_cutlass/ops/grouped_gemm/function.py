@@ -131,9 +131,7 @@ def grouped_gemm(
         "a": a, "b": b, "c": c, "offsets": offsets, "counts": counts, "scale_a": _one_number(scale_a),
         "scale_b": _one_number(scale_b), "scale_d": scale_d, "bias": bias,
     }  # fmt: skip
-    options = CallOptions(
-        activation, out_dtype, None, fast_accum, backend, jit, workspace_size, batch_invariant, alpha, beta, stream
-    )  # fmt: skip
+    options = CallOptions.of(locals())
     check_options(check=check)
     checks = os.environ.get(CHECK) == "1" if check is None else bool(check)
     call = Call(_parse, arrays, out, options, epilogue, operands_of_epilogue, (check,), parsed=checks)

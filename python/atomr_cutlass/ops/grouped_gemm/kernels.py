@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ... import _core
 from ...arrays.layouts import MatrixSpec, round_up, views
 from ...arrays.numerics import FAST
 from ...arrays.scales import BLOCK
@@ -30,8 +31,11 @@ from ...pipeline.planning import PlanOptions, planned
 from ...pipeline.search import Candidate, KernelSearch, matrix, refused
 from .problem import ALONG_K, CONTIGUOUS, FORMS, LIST, MASKED, OP, GroupedProblem, scale_args
 
-ENTRY = struct.Struct("<6Q4q4i")
-"""atomr_cutlass_group (kernel_abi.h): a, b, c, d, scale_a, scale_b; lda, ldb, ldc, ldd; m, n, k, padding."""
+_FIELDS = _core.layout()["atomr_cutlass_group"]
+_OFFSETS = {name: offset for name, offset, _, _ in _FIELDS}
+_CODES = {("p", 8): "Q", ("i", 8): "q", ("i", 4): "i"}
+ENTRY = struct.Struct("<" + "".join(_CODES[kind, size] for _, _, size, kind in _FIELDS))
+"""atomr_cutlass_group (kernel_abi.h)."""
 
 
 @dataclass(frozen=True)
@@ -363,10 +367,11 @@ def _table(
     """
     table, patches = bytearray(), []
     for g, extents in enumerate(problem.members):
-        for index, name in enumerate(("a", "b", "c", "d", "scale_a", "scale_b")):
-            if addresses := places.get(name):
-                patches.append((len(table) + 8 * index, addresses[g if len(addresses) > 1 else 0]))
-        table += ENTRY.pack(0, 0, 0, 0, 0, 0, *(layouts[letter][g].leading for letter in "abcd"), *extents, 0)
+        for name, addresses in places.items():
+            if addresses:
+                patches.append((len(table) + _OFFSETS[name], addresses[g if len(addresses) > 1 else 0]))
+        values = dict(zip("mnk", extents, strict=True)) | {f"ld{x}": layouts[x][g].leading for x in "abcd"}
+        table += ENTRY.pack(*(values.get(name, 0) for name in _OFFSETS))
     args: dict[str, Any] = {"table": steps.temporary(len(table) + 8 * problem.groups * len(operands))}
     kind, index, _ = args["table"]
     for number, (operand, addresses) in enumerate(operands):

@@ -23,14 +23,7 @@ from ...arrays.numerics import (
     scale_type_of,
     to_float64,
 )
-from ...arrays.scales import (
-    VECTOR,
-    pack_fp4,
-    swizzle_scales,
-    swizzled_size,
-    unpack_fp4,
-    unswizzle_scales,
-)
+from ...arrays.scales import VECTOR, pack_fp4, swizzle_scales, swizzled_size, unpack_fp4, unswizzle_scales
 from ...checks import shown
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype, ScaleType

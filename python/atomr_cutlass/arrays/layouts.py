@@ -57,21 +57,21 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def same_layout(shape: Sequence[int], strides: Sequence[int], others: Sequence[int]) -> bool:
-    """Whether the elements of two arrays lie alike; the stride of a dimension of one element says nothing."""
+    """Whether two arrays of one shape have the same layout: strides of dimensions of one element do not count."""
     triples = zip(shape, strides, others, strict=True)
     return all(extent == 1 or stride == other for extent, stride, other in triples)
 
 
 @dataclass(frozen=True)
 class View:
-    """One way to read a matrix of a spec: a layout and its leading dimension in elements."""
+    """A way to read a matrix: row- or column-major, with a leading dimension in elements."""
 
     layout: str
     leading: int
 
 
 def broadcast_batches(a: Sequence[int], b: Sequence[int], name: str = "b") -> tuple[int, ...]:
-    """The batch dimensions of the result, as NumPy broadcasts those of `a` and of another array of this name."""
+    """The batch dimensions of the result, broadcast as in NumPy; `name` is the other array's in errors."""
     if not a and not b:
         return ()
     result = []
@@ -83,13 +83,13 @@ def broadcast_batches(a: Sequence[int], b: Sequence[int], name: str = "b") -> tu
 
 
 def broadcasts_to(batches: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether NumPy broadcasts batch dimensions to those of a result."""
+    """Whether batch dimensions broadcast to `wanted` as in NumPy."""
     missing = len(wanted) - len(batches)
     return missing >= 0 and all(x in (1, y) for x, y in zip(batches, wanted[missing:], strict=True))
 
 
 def broadcast_to(spec: MatrixSpec, batches: tuple[int, ...], name: str) -> MatrixSpec:
-    """The spec with these batch dimensions; broadcast ones get stride 0."""
+    """The spec with these batch dimensions; those that are broadcast get stride 0."""
     own = spec.shape[:-2]
     if not broadcasts_to(own, batches):
         raise InvalidOperandError(f"batch dimensions {own} of {name} do not broadcast to {batches}")
@@ -99,7 +99,7 @@ def broadcast_to(spec: MatrixSpec, batches: tuple[int, ...], name: str) -> Matri
 
 
 def views(spec: MatrixSpec, name: str) -> list[View]:
-    """The ways to read the matrices of a spec: usually one, more where an extent of 1 leaves a stride open."""
+    """The ways to read the matrices of a spec: one, or two if an extent of 1 makes a stride irrelevant."""
     (rows, columns), (row_stride, column_stride) = spec.shape[-2:], spec.strides[-2:]
     for extent, stride in zip(spec.shape, spec.strides, strict=True):
         if stride < 0 and extent > 1:
@@ -123,7 +123,7 @@ def views(spec: MatrixSpec, name: str) -> list[View]:
 
 
 def vector_elements(spec: MatrixSpec, elements: Sequence[int]) -> int:
-    """Elements that an access may span by an address and by these distances in elements."""
+    """Elements that a vector access may span, given the address and distances between accesses in elements."""
     value: int = gcd(spec.alignment * 8, 128, *(e * spec.dtype.bits for e in elements))
     return max(1, (value & -value) // spec.dtype.bits)
 
@@ -134,12 +134,12 @@ def flipped(layout: str) -> str:
 
 
 def axes_of(layout: str, axes: Shape = TO_NCHW) -> Shape:
-    """The axes to permute images by; none where `layout` is the order of NHWC already."""
+    """The axes by which to permute images; empty where `layout` is NHWC."""
     return () if layout == "nhwc" else axes
 
 
 def permuted(array: Any, axes: Shape) -> Any:
-    """An array or a view with its dimensions in another order, one of another rank as it is; the memory stays."""
+    """An array or view of the same memory with its dimensions permuted; one of another rank is returned as it is."""
     if not axes or len(array.shape) != len(axes):
         return array
     if isinstance(array, _core.Operand):
@@ -149,7 +149,7 @@ def permuted(array: Any, axes: Shape) -> Any:
 
 
 def in_layout(values: Shape, layout: str) -> Shape:
-    """Extents or strides in the order of NHWC, in that of `layout`."""
+    """Extents or strides in NHWC order, converted to the order of `layout`."""
     return tuple(values[i] for i in TO_NCHW) if layout == "nchw" and len(values) == len(TO_NCHW) else tuple(values)
 
 
@@ -161,7 +161,7 @@ def relaid(view: _core.Operand, shape: Sequence[int], strides: Sequence[int]) ->
 
 
 def pixel_strides(spec: MatrixSpec) -> tuple[int, int, int]:
-    """(column, row, outer) strides; of dimensions of one element, what makes the array collapse."""
+    """(column, row, outer) strides; dimensions of one element get the stride with which the array collapses."""
     outer, rows, columns, channels = spec.shape
     stride_outer, stride_row, stride_column, _ = spec.strides
     if columns == 1:

@@ -21,9 +21,9 @@ class TreeArray:
     """The caller's array for an operand of a tree.
 
     Attributes:
-        kind: how it lies over D.
-        dtype: its element type; I8 of a mask, whose elements are bytes.
-        reduction: of an output that is reduced; else empty.
+        kind: which dimensions of D it has: SCALAR, ROW, COLUMN, MATRIX or MASK.
+        dtype: its element type; I8 for a mask, whose elements are bytes.
+        reduction: the reduction of an output that is reduced; else empty.
         alignment: bytes that its address is a multiple of.
         slot: extents and strides of the caller's array, where those are not `shape` and `strides`.
     """
@@ -49,7 +49,7 @@ class TreeArray:
         if self.kind == SCALAR:
             return MatrixSpec((1, 1), (0, 0), self.dtype, self.alignment)
         if self.reduction or (self.kind == ROW and len(shape) == 1):
-            # Of the batches and one more dimension.
+            # The dimensions are those of the batches and one more.
             at = len(shape) - (self.kind == ROW)
             shape, strides = (*shape[:at], 1, *shape[at:]), (*strides[:at], 0, *strides[at:])
         steps = (0 if self.kind == ROW else strides[-2], 0 if self.kind == COLUMN else strides[-1])
@@ -75,8 +75,8 @@ class GroupOperand:
     """A row or a scalar that a tree reads for each group.
 
     Attributes:
-        arrays: how they lie: one array, of a row (N,), of a scalar one element, for all groups or with a dimension of
-            groups in front, beside which a row may have one of 1; of a list one for each, or one for all.
+        arrays: their layouts: of one array, a row (N,) or a scalar (1,) for all groups, or (G, N), (G, 1, N) or
+            (G, 1, 1); of a list one for each group, or one for all.
     """
 
     name: str
@@ -85,7 +85,7 @@ class GroupOperand:
 
     @property
     def strides(self) -> tuple[int, int]:
-        """Elements from one group's to the next one's, 0 where all share one, and from one column to the next."""
+        """Elements from group to group, 0 where all share one, and from column to column."""
         (spec,) = self.arrays
         least = 2 if self.kind == ROW else 3
         each = len(spec.shape) >= least and spec.shape[0] > 1
@@ -101,7 +101,7 @@ class GroupedFusion:
 
 
 def source_of(fusion: Fusion, like_d: Callable[[TreeArray], bool]) -> int | None:
-    """The number of the first matrix of a tree that can be loaded as the C operand, being like D; None if none can."""
+    """The number of a tree's first matrix that is like D and so can be loaded as the C operand; None without one."""
     fits = (number for number, operand in enumerate(fusion.inputs) if operand.kind == MATRIX and like_d(operand))
     return next(fits, None)
 

@@ -21,7 +21,7 @@ from .fusion import Fusion, Shape, source_number
 
 
 def reduce_nothing(tree: EpilogueVisitorTree, views: Mapping[str, Any], stream: int) -> None:
-    """Writes the reductions of a result without elements in the order of a stream: 0, and of maxima -infinity."""
+    """Writes the reductions of a result without elements on a stream: 0 for sums, -infinity for maxima."""
     for output in tree.outputs:
         if output.reduction and output.dtype is not None:
             view, value = views[output.name], -math.inf if output.reduction == "max" else 0.0
@@ -29,7 +29,7 @@ def reduce_nothing(tree: EpilogueVisitorTree, views: Mapping[str, Any], stream: 
 
 
 class FusedOperands:
-    """The operands of a problem's tree as slots of a plan, and as fields of the kernel's arguments.
+    """The operands of a problem's tree in a plan, and as fields of the kernel's arguments.
 
     Attributes:
         source: the operand that is loaded as the C operand, if there is one.
@@ -38,13 +38,13 @@ class FusedOperands:
     def __init__(
         self, steps: Steps, fusion: Fusion | None, epilogue: str, key: KernelKey, *, clear_masks: bool
     ) -> None:
-        """Adds the slots, and clears the outputs that accumulate, which must be dense: with `clear_masks` bits too."""
+        """Adds the operands, and clears outputs that accumulate (masks with `clear_masks`), which must be dense."""
         outputs = fusion.outputs if fusion else ()
         self._arrays = fusion.arrays if fusion else ()
         self._places: list[Address] = []
         source = source_number(epilogue)
         self._common = form_of(epilogue) if is_common(key.epilogue) else None
-        # A kernel may reduce what nobody reads.
+        # A kernel of a wider epilogue writes a reduction that is not read.
         self._unread = steps.temporary(4) if fusion is not None and wider(epilogue) == key.epilogue else None
         for number, operand in enumerate(self._arrays):
             written = operand in outputs
@@ -64,7 +64,7 @@ class FusedOperands:
         self.source = None if source is None else self._places[source]
 
     def args(self, strides: Shape, offsets: Shape, *, swapped: bool) -> dict[str, Any]:
-        """Fields of a kernel's arguments, of each operand's stride from batch to batch and its offset, in elements."""
+        """Fields of a kernel's arguments, from each operand's batch stride and offset in elements."""
         found: dict[str, Any] = {}
         if self._unread is not None:
             found[f"operand{len(self._arrays)}"] = self._unread

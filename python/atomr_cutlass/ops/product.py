@@ -1,4 +1,4 @@
-"""A parsed call of an operation that multiplies, and what follows its product."""
+"""A parsed call of an operation that multiplies, with its epilogue."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Product(Invocation):
     Attributes:
         result: element type of D.
         math: math mode of the kernel's key.
-        epilogue: what follows the product. None: nothing, or a bias and an activation for the reference.
+        epilogue: the epilogue after the product; None without one, or where the reference adds bias and activation.
     """
 
     result: CutlassDtype
@@ -48,7 +48,7 @@ class Product(Invocation):
         dtype: CutlassDtype,
         **own: Any,
     ) -> ProductT:
-        """The product of a call by its views, D's extents and A's element type; `own` are a class's further fields."""
+        """The product of a call with these views, D's extents and A's element type; `own` are fields of the subclass."""
         written = {name: view for name, view in views.items() if name == "amax"}
         inputs = {name: view for name, view in views.items() if name not in (RESULT, *written)}
         if RESULT in views:
@@ -92,19 +92,19 @@ class Product(Invocation):
         )
 
     def fusion(self, views: Mapping[str, _core.Operand]) -> Fusion | None:
-        """The epilogue as part of a problem, from the views of all its operands by name; None without one."""
+        """The epilogue's tree with its arrays, from views by name; None without an epilogue."""
         if self.epilogue is None:
             return None
         fusion: Fusion = self.epilogue.result.fusion(self.epilogue.tree, views)
         return fusion
 
     def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:
-        """Writes what the epilogue reduces of nothing."""
+        """Writes the epilogue's reductions of a result without elements."""
         if self.epilogue is not None:
             reduce_nothing(self.epilogue.tree, views, stream)
 
     def evaluated(self, host: Mapping[str, AnyArray], reference: Callable[..., AnyArray]) -> dict[str, AnyArray]:
-        """The results by the operation's reference, which has its operands already."""
+        """The results by name, computed by the operation's reference, to which A, B and C are bound already."""
         options = self.call.options
         scale_a, scale_b, scale_d = (host.get(name, self.call.arrays[name]) for name in SCALES)
         scale_d = None if scale_d is None else float(np.asarray(scale_d).reshape(()))

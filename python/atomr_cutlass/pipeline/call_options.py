@@ -1,4 +1,4 @@
-"""The options that calls of all operations share, and docstrings made of their texts."""
+"""The options that calls of all operations share, and docstrings completed from their texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DescribedT = TypeVar("DescribedT", bound=Callable[..., Any])
 
 
 class CallOptions(NamedTuple):
-    """The options that functions share. Each function has those that mean something to it.
+    """The options that functions share; a function may have some of them only.
 
     Attributes:
         activation: a name of `reference.ACTIVATIONS`.
@@ -59,15 +59,15 @@ class CallOptions(NamedTuple):
 
 _SECTION = re.compile(r"(?<=\nArgs:\n).+?(?=\n\n\S|\Z)|(?<=\nAttributes:\n).+?(?=\n\n\S|\Z)", re.DOTALL)
 _ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", re.MULTILINE)
-"""The arguments of a cleaned docstring, and an entry of them."""
+"""The section of arguments of a cleaned docstring, and an entry in it."""
 
 
 def documented(described: DescribedT, own: Callable[..., Any] | None = None) -> DescribedT:
-    """Completes the docstring of a function, or of a dataclass, with texts of others, so that each has one source.
+    """Completes the docstring of a function or dataclass with texts of others, so that each text has one source.
 
-    Parameters that its section Args (of a class Attributes) leaves out get their texts in the order of the signature:
-    those of `CallOptions`, of `own`, which is a class or such a function, and of a class's parents, the last of these
-    that has one. `{name}` stands for a text to which the docstring adds something.
+    Parameters that its section Args (of a class Attributes) leaves out are added in the order of the signature, with
+    the texts of `CallOptions`, of `own` (a class or a documented function) or of a class's parents, the last that has
+    one. `{name}` stands for such a text, to which the docstring adds something.
     """
     if described.__doc__:
         docstring = inspect.cleandoc(described.__doc__)
@@ -86,5 +86,5 @@ def documented(described: DescribedT, own: Callable[..., Any] | None = None) -> 
 
 
 def _entries(section: str) -> dict[str, str]:
-    """The entries of a section by the names that each is for."""
+    """The entries of a section by parameter."""
     return {name: found[0] for found in _ENTRY.finditer(section) for name in found[1].split(", ")}

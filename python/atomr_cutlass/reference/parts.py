@@ -134,7 +134,7 @@ class OperandScale(NamedTuple):
     kind: ScaleType | None = None
 
     def absolute(self) -> OperandScale:
-        """The same with magnitudes."""
+        """The scale with absolute values."""
         return self._replace(outer=np.abs(self.outer), blocks=None if self.blocks is None else np.abs(self.blocks))
 
 
@@ -208,9 +208,9 @@ def _read_vector(
 
 
 def scaled_product(a: FloatArray, b: FloatArray, scale_a: OperandScale, scale_b: OperandScale) -> FloatArray:
-    """The product with everything that varies along K, without the outer scales.
+    """The product with the scales that vary along K, without the outer scales.
 
-    In blocks of 128 every block's product is scaled as a whole, like kernels do, so that an infinite scale meets a
+    In blocks of 128, each block's product is scaled as a whole, as in kernels, so that an infinite scale multiplies a
     sum and not its terms.
     """
     total: FloatArray
@@ -240,7 +240,7 @@ _FP8_PROMOTION_K: Final = 128
 
 
 class Tolerance(NamedTuple):
-    """A result d is right if |d - ref| <= rtol * |ref| + atol_factor * absolute_product(...).
+    """A result d is correct if |d - ref| <= rtol * |ref| + atol_factor * absolute_product(...).
 
     Attributes:
         rtol: for rounding to the output type, once in the kernel and once in the reference: twice its unit

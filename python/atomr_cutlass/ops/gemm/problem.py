@@ -21,20 +21,20 @@ MAX_OUTER = 4096
 _TMA_ALIGNMENT = 16
 
 MOST = 2**62
-"""The largest extent that the model is given, which counts with 64 bits: no memory holds as much."""
+"""The limit of the extents of the model, which counts with 64 bits; no memory is as large."""
 
 
 @dataclass(frozen=True)
 class GemmProblem:
-    """D = alpha A B + beta C over batches, as the caller's arrays lie.
+    """D = alpha A B + beta C over batches, with the layouts of the caller's arrays.
 
     Attributes:
         a, b, c, d: the caller's arrays; batch dimensions of a, b and c broadcast to those of d.
         epilogue: id of the kernel key's epilogue.
         scale_granularity: rows of A, columns of B and elements of K that share a block scale; zeros without any.
         scale_type: of block scales, as in the kernel key.
-        quantized: whether D is scaled, or its largest magnitude found, once it has been added up.
-        operands: what an epilogue tree reads and writes beside C and D, as matrices over D: dimensions along which one
+        quantized: whether scale_d is an array, or amax is wanted.
+        operands: the operands of an epilogue tree beside C and D, as matrices over D: dimensions along which an operand
             does not vary have stride 0.
     """
 
@@ -67,7 +67,7 @@ class GemmProblem:
 
     @property
     def batch(self) -> int:
-        """How many products."""
+        """Number of products."""
         return math.prod(self.d.shape[:-2])
 
     @property
@@ -97,7 +97,7 @@ class Batches:
 
 
 def collapse_batches(problem: GemmProblem) -> Batches:
-    """Merges batch dimensions as far as one stride per operand reaches; what is left becomes outer launches."""
+    """Merges batch dimensions as far as one stride per operand allows; the others become outer launches."""
     batches, specs = problem.d.shape[:-2], over_batches(problem)
     if not batches:
         zeros = (0,) * len(specs)
@@ -127,10 +127,10 @@ def collapse_batches(problem: GemmProblem) -> Batches:
 
 @dataclass(frozen=True)
 class TransposedCopy:
-    """An operand, `a` or `b` of the caller's, that is copied before a product, its rows as columns.
+    """A transposed copy of the caller's `a` or `b`, made before the product.
 
-    Kernels read it so alone, or faster. From one row, or column, to the next are `leading` elements of the operand; all
-    of its batches are `size` bytes.
+    Kernels read only the other layout, or read it faster. `leading` is the operand's leading dimension, `size` the bytes
+    of all its batches.
     """
 
     operand: str
@@ -140,17 +140,17 @@ class TransposedCopy:
 
 
 class GemmFormulation(NamedTuple):
-    """How a GEMM is put to a kernel: each of A, B and D row- or column-major.
+    """A GEMM as a kernel computes it: each of A, B and D row- or column-major.
 
     Attributes:
         swapped: whether the kernel computes D^T = B^T A^T, so that its A is the caller's B, transposed.
         layout_a, layout_b, layout_d: as in a kernel's key.
-        lda, ldb, ldc, ldd, batch_strides: in elements; the latter of A, B, C and D.
+        lda, ldb, ldc, ldd, batch_strides: in elements; the last of A, B, C and D.
         align_a, align_b, align_d: elements.
-        problem: the GEMM, its epilogue as the kernel's key has it.
-        divided: whether the kernel divides K, and another adds up what it leaves in the accumulator's type.
-        copied: the operand that the kernel reads a copy of; its layout, leading dimension and alignment are here those
-            of the copy.
+        problem: the GEMM, with the epilogue of the kernel's key.
+        divided: whether the kernel divides K into slices in the accumulator's type, which another kernel adds up.
+        copied: the operand of which the kernel reads a copy; the formulation has the layout, leading dimension and
+            alignment of the copy.
     """
 
     swapped: bool
@@ -181,13 +181,13 @@ class GemmFormulation(NamedTuple):
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """The extents that the model estimates a product by; see `estimate.Extents`."""
+        """The extents from which the model estimates its time; see `estimate.Extents`."""
         copied = 0 if self.copied is None else min(self.copied.size, MOST)
         return self.m, self.n, self.k, self.batch, self.lda, self.ldb, int(self.divided), copied
 
 
 def formulations(problem: GemmProblem) -> list[GemmFormulation]:
-    """Every way in which a kernel could serve the problem, those with a row-major D first."""
+    """All formulations of the problem without slices and copies, those with a row-major D first."""
     found, batches = [], collapse_batches(problem)
     views_c = views(problem.c, "c") if problem.c is not None else None
     for view_d, view_a, view_b in itertools.product(
@@ -220,7 +220,7 @@ def _swapped(of: GemmFormulation) -> GemmFormulation:
 
 
 def _alignment(spec: MatrixSpec, view: View, batches: Batches, index: int) -> int:
-    """Elements that every vector access of the matrix may span: what address, strides and extent allow."""
+    """Elements that every vector access of the matrix may span, given its address, strides and extent."""
     contiguous = spec.shape[-1] if view.layout == ROW else spec.shape[-2]
     elements = [view.leading, contiguous]
     if batches.count > 1:
@@ -230,7 +230,7 @@ def _alignment(spec: MatrixSpec, view: View, batches: Batches, index: int) -> in
 
 
 def fused_problems(problem: GemmProblem, fusion: Fusion, base: str) -> list[GemmProblem]:
-    """The problem with its tree, in the forms in which a kernel may compute it, better ones first.
+    """The problem with a tree as its epilogue, in the forms that kernels compute, preferred ones first.
 
     The base of the epilogue is `lc`, or `scaled` where scales are arrays.
     """
@@ -242,7 +242,7 @@ def fused_problems(problem: GemmProblem, fusion: Fusion, base: str) -> list[Gemm
 
 
 def fused_problem(problem: GemmProblem, fusion: Fusion, epilogue: str) -> GemmProblem:
-    """The problem with its tree as the epilogue of a kernel's key has it."""
+    """The problem with a tree, for the epilogue of a kernel's key."""
     specs = tuple(operand.spec for operand in fusion.arrays)
     number = source_number(epilogue)
     c = problem.c if number is None else fusion.inputs[number].spec
@@ -266,7 +266,7 @@ def sample_problem(request: FusedRequest, epilogue: str, device: int) -> GemmPro
 
 
 def _like_d(spec: MatrixSpec, d: MatrixSpec) -> bool:
-    """Whether a matrix can be loaded as the C operand: it has the layout of D, aligned as TMA wants it."""
+    """Whether a matrix can be loaded as the C operand: it has the layout of D, with the alignment of TMA."""
     contiguous = (spec.strides[-1] == 1, spec.strides[-2] == 1)
     leading = max(spec.strides[-2:])
     aligned = spec.alignment % _TMA_ALIGNMENT == 0 and leading * spec.dtype.bits % (8 * _TMA_ALIGNMENT) == 0

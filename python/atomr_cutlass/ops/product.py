@@ -48,7 +48,7 @@ class Product(Invocation):
         dtype: CutlassDtype,
         **own: Any,
     ) -> ProductT:
-        """The product of a call with these views, D's extents and A's element type; `own` are fields of the subclass."""
+        """The product of a call with views, D's extents and A's element type; `own` are fields of the subclass."""
         written = {name: view for name, view in views.items() if name == "amax"}
         inputs = {name: view for name, view in views.items() if name not in (RESULT, *written)}
         if RESULT in views:

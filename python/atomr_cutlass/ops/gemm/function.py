@@ -28,7 +28,7 @@ from ..product import Product
 from .plans import SCALES, check_single, make, problem_of, scales_of
 
 _PRODUCT = ("a", "b", "scale_a", "scale_b", "scale_d")
-"""Names that operands of an epilogue cannot have."""
+"""Operands of the product, whose names an epilogue's operands cannot have."""
 
 
 @stored(reduction.VARIABLE, a="a", b="b", c="c", amax="amax", bias="bias")
@@ -121,7 +121,7 @@ class _Gemm(Product):
 
     Attributes:
         dtypes: element types of A and B.
-        own: the product's arrays: an operand of a tree may be called `c` or `amax`; then the product has none.
+        own: the product's arrays, which exclude operands of a tree that are called `c` or `amax`.
     """
 
     dtypes: tuple[CutlassDtype, CutlassDtype]
@@ -140,13 +140,13 @@ class _Gemm(Product):
         alpha, beta = self.call.scalars
         follows = self.epilogue is not None or {"scale_d", "amax"} & set(own)
         if alpha == 0 and not follows and self.dtypes[0] is not fp4.FP4:
-            # BLAS: A and B are not read, and so neither are their scales.
+            # As in BLAS, A and B are not read; nor are their scales.
             own = {name: view for name, view in own.items() if name not in SCALES}
         how = self.call.planning | {"alpha": alpha, "beta": beta, "of_call": True}
         return make(problem, scales_of(problem, own), self.fusion(views), like=like, stream=stream, **how)
 
     def uploaded(self) -> dict[str, _core.Operand]:
-        columns = self.dtypes[0].bits <= 8  # kernels want B contiguous along K
+        columns = self.dtypes[0].bits <= 8  # kernels read B contiguous along K
         arrays = {name: operands.to_numpy(view) for name, view in self.inputs.items()}
         if self.dtypes[0] is fp4.FP4:
             arrays = fp4.gpu_forms(arrays)
@@ -158,7 +158,7 @@ class _Gemm(Product):
         super().write_nothing(views, stream)
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
-        from . import reference as gemm_reference  # which no GPU call needs
+        from . import reference as gemm_reference  # not needed on a GPU
 
         if self.dtypes[0] is fp4.FP4 and self.on_gpu:
             host = fp4.plain_forms(host)

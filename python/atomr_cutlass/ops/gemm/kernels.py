@@ -1,4 +1,4 @@
-"""Kernels of operations whose problems are GEMMs, and of GEMM itself: which serve a problem, and their arguments."""
+"""Kernels of GEMM, and of other operations whose problems are GEMMs: their conditions, and their arguments."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ GemmCandidate: TypeAlias = "Candidate[GemmFormulation]"
 STREAM_K_SLICES = (1, 2, 4, 8)
 
 _ROWS = 16
-"""Rows that a problem of one row is given to settle its reduction: any vector access of a column fits."""
+"""Rows that a problem of one row is extended to for its reduction: a multiple of every vector access."""
 
 
 class ProductSearch(KernelSearch[GemmFormulation]):
-    """Kernels of an operation whose problems are GEMMs, with the epilogue as a kernel's key has it.
+    """Kernels of an operation whose problems are GEMMs, with the epilogue of a kernel's key.
 
-    Of several problems that come to the same, such as with an input of a tree loaded as C, the first are preferred.
+    Of several equivalent problems, such as one with an input of a tree loaded as C, the first are preferred.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         self.formulations = self._formulate(self._problems)
 
     def put(self, problem: GemmProblem) -> Sequence[GemmFormulation]:
-        """How a problem can be put to the operation's kernels."""
+        """The formulations of a problem for the operation's kernels."""
         return formulations(problem)
 
     def _formulate(self, problems: Sequence[GemmProblem]) -> list[Sequence[GemmFormulation]]:
-        """The formulations of each problem; of preferred ones, those before the last, where kernels can read them."""
+        """The formulations of each problem; problems before the last are left out where kernels cannot read them."""
         groups: list[Sequence[GemmFormulation]] = []
         for problem in problems[:-1]:
             with contextlib.suppress(UnsupportedError):
@@ -81,7 +81,7 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         yield key.op == self.op, OTHER_OP.reason
         types = key.a is first.dtype and key.b is second.dtype and key.d is formulation.dtype_d
         yield types, "its element types differ"
-        # Fast accumulation is allowed, not asked for.
+        # `fast` allows fast accumulation, and does not require it.
         yield key.math in (problem.math, "default" if problem.math == "fast" else ""), "its math mode differs"
         if lower.is_common(key.epilogue):
             follows = key.epilogue in _common(problem.epilogue, key.a, swapped=swapped) and _has_scales(problem)
@@ -131,8 +131,8 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         slices = STREAM_K_SLICES if stream_k else of_model
         made = super().launches(candidate)
         if candidate.key.mainloop == FEW:
-            told = itertools.product(gemm_few_sm90.shares(candidate.key), self.widths(candidate))
-            made = (dataclasses.replace(candidate, swizzle=share, width=width) for share, width in told)
+            pairs = itertools.product(gemm_few_sm90.shares(candidate.key), self.widths(candidate))
+            made = (dataclasses.replace(candidate, swizzle=share, width=width) for share, width in pairs)
         return (dataclasses.replace(launch, split_k=count) for launch in made for count in slices)
 
     def widths(self, candidate: GemmCandidate) -> Sequence[int]:
@@ -144,7 +144,7 @@ class ProductSearch(KernelSearch[GemmFormulation]):
 
 
 class GemmSearch(ProductSearch):
-    """Kernels for a GEMM, beside which `helpers` may be launched."""
+    """Kernels for a GEMM, which may divide K or read a transposed copy (`helpers`)."""
 
     op = OP
 
@@ -171,9 +171,9 @@ class GemmSearch(ProductSearch):
         return found
 
     def of_many_rows(self) -> Sequence[Sequence[GemmFormulation]]:
-        """The formulations, as if there were at least two rows: a single one leaves layouts and alignments open.
+        """The formulations for several rows: those of a single row have further layouts and alignments.
 
-        A matrix of one column, which may be read in either layout, is read row by row, whatever the number of rows.
+        A matrix of one column, which has either layout, is read row by row, whatever the number of rows.
         """
         several = self._formulate([_with_rows(problem) if problem.m == 1 else problem for problem in self._problems])
 
@@ -257,15 +257,15 @@ class GemmSearch(ProductSearch):
 
 
 def _with_rows(problem: GemmProblem) -> GemmProblem:
-    """A problem of one row with some more, whose strides are those that the one row tells, and their multiples."""
+    """A problem of one row with more rows, in the layout that the strides of the one row imply."""
 
-    def spec(one: MatrixSpec) -> MatrixSpec:
-        columns, (row_stride, column_stride) = one.shape[-1], one.strides[-2:]
+    def spec(row: MatrixSpec) -> MatrixSpec:
+        columns, (row_stride, column_stride) = row.shape[-1], row.strides[-2:]
         if columns == 1 or column_stride == 1:
             strides = (max(row_stride, columns), 1)
         else:
             strides = (1, column_stride * -(-_ROWS // column_stride))
-        return dataclasses.replace(one, shape=(*one.shape[:-2], _ROWS, columns), strides=(*one.strides[:-2], *strides))
+        return dataclasses.replace(row, shape=(*row.shape[:-2], _ROWS, columns), strides=(*row.strides[:-2], *strides))
 
     c = None if problem.c is None else spec(problem.c)
     return dataclasses.replace(problem, a=spec(problem.a), c=c, d=spec(problem.d))
@@ -298,7 +298,7 @@ def _fp4_refusal(problem: GemmProblem, formulations: Sequence[GemmFormulation], 
 
 
 def _tree_refusal(problem: GemmProblem, possible: Sequence[GemmFormulation]) -> str:
-    """Why no kernel takes the problem's tree, whatever the layouts of A, B and D; empty if that is not known."""
+    """Why no kernel takes the problem's tree, in any layout of A, B and D; empty if the reason is another one."""
     program = lower.split(problem.epilogue)[1]
     if not program:
         return ""
@@ -311,7 +311,7 @@ def _tree_refusal(problem: GemmProblem, possible: Sequence[GemmFormulation]) -> 
 
 
 def nonempty(problem: GemmProblem) -> GemmProblem:
-    """The problem itself, or with K = 0 one that any kernel of its types can read: its operands are never touched."""
+    """The problem; with K = 0 one that every kernel of its types accepts, whose operands are never read."""
     if problem.k != 0:
         return problem
     wide = 128 // problem.a.dtype.bits
@@ -332,19 +332,19 @@ def product_args(formulation: GemmFormulation, candidate: Candidate[Any]) -> dic
 
 
 def _epilogues(epilogue: str, *, swapped: bool) -> tuple[str, ...]:
-    """The ids of kernels' epilogues that serve a problem's."""
+    """The ids of kernels' epilogues that compute a problem's epilogue."""
     base, program = lower.split(epilogue)
     if program and swapped:
         turned = None if lower.is_gated(epilogue) else _swapped(program)
         return () if turned is None else (lower.epilogue_id(base, turned),)
-    # Without scales a scaled epilogue is the linear one.
+    # Without scales, a scaled epilogue computes the linear one.
     return (epilogue, lower.SCALED) if epilogue == lower.LINEAR else (epilogue,)
 
 
 def _common(epilogue: str, a: CutlassDtype, *, swapped: bool) -> tuple[str, ...]:
-    """The same of kernels that are told their tree."""
+    """The ids of the epilogues that compute it among several trees, chosen by arguments at launch."""
     form, found = form_of(epilogue), common_of(epilogue)
-    # Of D^T a row is a column.
+    # A row of D is a column of D^T.
     if form is None or found is None or (swapped and not form.turns):
         return ()
     return (found, lower.SCALED_COMMON) if a in FP8_TYPES else (found,)
@@ -352,7 +352,7 @@ def _common(epilogue: str, a: CutlassDtype, *, swapped: bool) -> tuple[str, ...]
 
 @functools.cache
 def _swapped(program: str) -> str | None:
-    """The tree of D^T, None where it cannot be had."""
+    """The tree for D^T; None where it cannot be expressed."""
     try:
         return lower.swapped(program)
     except ValueError:
@@ -360,9 +360,9 @@ def _swapped(program: str) -> str | None:
 
 
 def _has_scales(problem: GemmProblem) -> bool:
-    """Whether a kernel of several trees may load the factors of a tree as scales, which do not multiply C.
+    """Whether a kernel of several trees may load a tree's factors as scales.
 
-    They are contiguous then, and the same for all batches.
+    Scales do not multiply C, are contiguous, and are the same for all batches.
     """
     form = form_of(problem.epilogue)
     if form is not None and problem.c is not None and form.source is None and not form.adds_c:
@@ -379,7 +379,7 @@ def _has_scales(problem: GemmProblem) -> bool:
 
 
 def cells_of(op: str, arch: SmArch, problem: GemmProblem) -> tuple[KernelKey, ...]:
-    """The matrix's keys of an operation for a problem: its cells, which take over an epilogue that is a tree."""
+    """The matrix's keys of an operation for a problem; if its epilogue is a tree, with that epilogue."""
     _, program = lower.split(problem.epilogue)
     if not program:
         return matrix(op, arch)

@@ -55,7 +55,7 @@ SCALINGS = (*FP8_SCALINGS, *fp4.SCALINGS)
 
 
 def expect_scaling(scaling: str | None, valid: Sequence[str | None]) -> None:
-    """Refuses a form of scales that an operation has not."""
+    """Refuses a form of scales that an operation does not have."""
     if scaling is not None:
         check_options(scaling=scaling)
     if scaling not in valid:
@@ -69,7 +69,7 @@ def expect_fp8(dtype: CutlassDtype) -> None:
 
 
 class GemmLayout(enum.Enum, metaclass=Members):
-    """The layout of a matrix in memory; the value is BLAS's word."""
+    """The layout of a matrix in memory."""
 
     ROW_MAJOR = "row"
     COL_MAJOR = "column"
@@ -185,7 +185,7 @@ class GemmRequest(Request):
         return GemmProblem(a=a, b=b, c=d if self.epilogue.beta != 0 else None, d=d, math=self.math, device=device)
 
     def scales(self) -> Scales:
-        """The scales that a plan is called with, dense."""
+        """The dense scales that a plan is called with."""
         m, n, k = self.shape.m, self.shape.n, self.shape.k
         kind = fp4.SCALINGS.get(self.scaling or "")
         if kind is not None:
@@ -239,7 +239,7 @@ LETTERS = {"r": GemmLayout.ROW_MAJOR, "c": GemmLayout.COL_MAJOR}
 
 def layouts_from(options: RequestOptions) -> dict[str, Any]:
     """The layouts of A, B and D, as fields of a request."""
-    # Kernels want narrow operands contiguous along K.
+    # Kernels read narrow operands contiguous along K.
     letters = options.given("layout") or ("rcr" if options.dtype.bits <= 8 else "rrr")
     if len(letters) != 3 or not set(letters) <= set(LETTERS):
         raise InvalidOperandError(f"--layout is {letters!r}; expected three letters r or c, such as rcr")
@@ -247,7 +247,7 @@ def layouts_from(options: RequestOptions) -> dict[str, Any]:
 
 
 def fields_from(options: RequestOptions) -> dict[str, Any]:
-    """The fields of a request that every operation's have."""
+    """The fields that the requests of all operations have."""
     epilogue = GemmEpilogue(
         alpha=float(options.values.get("alpha", 1.0)),
         beta=float(options.values.get("beta", 0.0)),
@@ -259,12 +259,12 @@ def fields_from(options: RequestOptions) -> dict[str, Any]:
 
 
 def sample_shape(key: KernelKey) -> GemmShape:
-    """More than a tile along M and N, and neither a whole number of tiles; aligned for every kernel."""
+    """Extents of more than a tile along M and N, but no whole number of tiles; aligned for every kernel."""
     return GemmShape(key.tile[0] + 16, key.tile[1] + 16, 2 * key.tile[2])
 
 
 def layouts_of(key: KernelKey) -> dict[str, Any]:
-    """The layouts of A and B that a kernel reads, as fields of a request."""
+    """The layouts of a kernel's A and B, as fields of a request."""
     return {"layout_a": LETTERS[key.layout_a], "layout_b": LETTERS[key.layout_b]}
 
 

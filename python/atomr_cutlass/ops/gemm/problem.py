@@ -129,8 +129,8 @@ def collapse_batches(problem: GemmProblem) -> Batches:
 class TransposedCopy:
     """A transposed copy of the caller's `a` or `b`, made before the product.
 
-    Kernels read only the other layout, or read it faster. `leading` is the operand's leading dimension, `size` the bytes
-    of all its batches.
+    Kernels read the other layout only, or faster. `leading` is the operand's leading dimension, `size` the bytes of
+    all its batches.
     """
 
     operand: str

@@ -80,7 +80,7 @@ class FusedOperands:
             if self._common is not None:
                 if number == self._common.row:
                     found |= {"operand0": at, "operand0_stride_n": stride_n, "operand0_batch_stride": batch_stride}
-                name = next((name for name, which in self._common.scales.items() if which == number), None)
+                name = next((name for name, index in self._common.scales.items() if index == number), None)
                 if name is not None:
                     found |= {name: at, **({f"scale_form_{name[-1]}": 1} if name in ("scale_a", "scale_b") else {})}
                 continue

@@ -86,15 +86,10 @@ def imagined(arch: SmArch) -> Device:
     """A GPU of this arch for the model, where there is none: with the multiprocessors of the largest such part."""
     multiprocessors, gigabytes = _LARGEST.get(arch.capability, _ANY)
     return Device(
-        index=0,
-        name=f"an imagined {arch.value} GPU",
-        capability=arch.capability,
-        multiprocessors=multiprocessors,
-        shared_memory=arch.shared_memory,
-        l2_bytes=50 << 20,
-        memory_bytes=80 << 30,
+        index=0, name=f"an imagined {arch.value} GPU", capability=arch.capability, multiprocessors=multiprocessors,
+        shared_memory=arch.shared_memory, l2_bytes=50 << 20, memory_bytes=80 << 30,
         memory_bytes_per_second=gigabytes * 10**9,
-    )
+    )  # fmt: skip
 
 
 def for_arch(arch: SmArch | None) -> Device:

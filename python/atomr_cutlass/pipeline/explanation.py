@@ -156,17 +156,11 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
     if best.info is not None:
         reason = f"the best estimate of {len(ranked)} cells that match types, layouts and alignment"
     found = Explanation(
-        request=request,
-        arch=arch,
-        kernel=best.key.name,
-        source=best.origin,
-        reason=reason,
+        request=request, arch=arch, kernel=best.key.name, source=best.origin, reason=reason,
         estimate_us=best.seconds * 1e6,
         candidates=tuple((candidate.key.name, candidate.seconds * 1e6) for candidate in (ranked or [best])[:5]),
-        verified=str(verification(best.key, best.info)),
-        notes=notes,
-        refused=_refused(search),
-    )
+        verified=str(verification(best.key, best.info)), notes=notes, refused=_refused(search),
+    )  # fmt: skip
     compiled = [(of, candidate) for of, candidate in [(search, best), *helpers] if candidate.info is None]
     return _compiled(found, compiled) if compiled else found
 

@@ -144,15 +144,9 @@ def plan(
     if device is not None:
         check_index(device, "device")
     made = operation.plan(
-        request,
-        devices.get(int(device or 0)).index,
-        arch=request.arch,
-        alpha=request.epilogue.alpha,
-        beta=request.epilogue.beta,
-        backend=backend,
-        jit=jit,
-        workspace_size=workspace_size,
-    )
+        request, devices.get(int(device or 0)).index, arch=request.arch, alpha=request.epilogue.alpha,
+        beta=request.epilogue.beta, backend=backend, jit=jit, workspace_size=workspace_size,
+    )  # fmt: skip
     made.request = request
     made.key = request.plan_key()
     if b is None:

@@ -96,12 +96,10 @@ def run(
             probe = operation.probe(request, arrays)
             for part in track(list(probe.parts())):
                 probe.compute(part)
+        reason = "as asked" if backend == "reference" else devices.problem()
+        elements = sum(arrays[label].size for label in result.labels)
         return RunResult(
-            request=request,
-            backend="reference",
-            reason="as asked" if backend == "reference" else devices.problem(),
-            device="the CPU, in NumPy",
-            elements=sum(arrays[label].size for label in result.labels),
+            request=request, backend="reference", reason=reason, device="the CPU, in NumPy", elements=elements
         )
     start = time.perf_counter()
     made = plan(request, backend=backend, jit=jit)
@@ -114,20 +112,12 @@ def run(
     # A compilation in the background may have replaced the kernel that the plan began with.
     prebuilt = made.kernel is not None and made.kernel.name == made.kernel_name
     return RunResult(
-        request=request,
-        backend="prebuilt" if prebuilt else "jit",
-        reason="there is a GPU",
-        kernel=made.kernel_name,
-        rewrite=made.rewrite,
-        device=devices.get(made.device).name,
-        elements=sum(arrays[label].size for label in result.labels),
-        mismatches=check.mismatches,
-        max_error=check.max_error,
-        tolerance=check.limits,
-        plan_seconds=plan_seconds,
-        launches=launches,
+        request=request, backend="prebuilt" if prebuilt else "jit", reason="there is a GPU", kernel=made.kernel_name,
+        rewrite=made.rewrite, device=devices.get(made.device).name,
+        elements=sum(arrays[label].size for label in result.labels), mismatches=check.mismatches,
+        max_error=check.max_error, tolerance=check.limits, plan_seconds=plan_seconds, launches=launches,
         seconds=seconds,
-    )
+    )  # fmt: skip
 
 
 def _timed(made: Plan, operation: PlannedOperation[Any], views: Mapping[str, Any]) -> tuple[int, float]:

@@ -244,7 +244,7 @@ class _Convolution(Product):
 
     @property
     def by_reference(self) -> bool:
-        # The sum over no pixels is zeros or beta * C, which is no work for a kernel.
+        # The sum over no pixels is zeros or beta * C: kernels do not compute it.
         return self.geometry.n == 0 and (self.own.op == WGRAD or not self.on_gpu)
 
     def check_kernels(self) -> None:
@@ -266,7 +266,7 @@ class _Convolution(Product):
         return make(problem, layout=self.own.layout, like=like, stream=stream, **self.call.planning)
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
-        from .reference import convolution  # which launches do without
+        from .reference import convolution  # launches do not need it
 
         op, g = self.own.op, self.geometry
         compute = functools.partial(
@@ -282,7 +282,7 @@ def _parse(call: Call) -> _Convolution:
     if own.layout not in LAYOUTS:
         raise InvalidOperandError(f"unknown layout {own.layout!r}; valid: {', '.join(LAYOUTS)}")
     call.refuse_scale_arrays("convolution kernels read no scales: give a number")
-    bias = arrays["bias"] if call.epilogue is None else None  # else it is an operand of the epilogue
+    bias = arrays["bias"] if call.epilogue is None else None  # with an epilogue it is its operand
     given = {"a": arrays["a"], "b": arrays["b"], "c": call.c, "bias": bias, RESULT: call.out}
     views = views_of(given, ("a", "b"), dict(zip("ab", OPERANDS[own.op], strict=True)))
     check_devices(views)
@@ -302,7 +302,7 @@ def _parse(call: Call) -> _Convolution:
 
 
 def _geometry(own: ConvOptions, views: Mapping[str, _core.Operand]) -> ConvGeometry:
-    """The extents of a convolution of these operands; refuses what does not go together."""
+    """The extents of a convolution of these operands; refuses operands that do not fit."""
     a, b, shape = views["a"].shape, views["b"].shape, shape_of(own.shape) if own.shape else ()
     if shape and own.layout == "nchw":
         shape = tuple(shape[axis] for axis in TO_NHWC)
@@ -327,8 +327,8 @@ def check_channels(name: str, spec: MatrixSpec) -> None:
 
 
 def _four(name: str, shape: Any) -> tuple[int, ...]:
-    """The extents of a result, as a caller gives them."""
-    # An array of no dimensions is Iterable and refuses to be iterated over.
+    """The four extents of a result."""
+    # An array without dimensions is an Iterable over which no loop runs.
     extents = tuple(shape) if isinstance(shape, Iterable) and getattr(shape, "ndim", 1) == 1 else (shape,)
     if len(extents) != 4:
         raise InvalidOperandError(f"{name} is {shown(shape)}; expected 4 extents")

@@ -1,4 +1,4 @@
-"""Kernels of convolutions: formulations of a convolution, which kernels serve them, and the launches of a plan."""
+"""Kernels of convolutions: the formulations, their conditions and cost, and the launches of a plan."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _TREES = (
     "epilogue trees, and bias together with C, are those of sm_90a's TMA kernels, which convolve one group of channels "
     "aligned to 16 bytes, dgrad without a stride, and of filters of one tap; other kernels have bias and activation"
 )
-"""Why a convolution with a tree has no kernel."""
+"""The reason where no kernel serves a convolution with a tree."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class ConvFormulation:
     """The form in which a kernel computes a convolution.
 
     Attributes:
-        casts: whether the operands are cast before.
+        casts: whether the operands are cast first.
         wide: whether the result is computed in float32 and cast.
-        product: the GEMM that the convolution comes to; None for an implicit GEMM.
+        product: the GEMM that computes the convolution; None for an implicit GEMM.
     """
 
     problem: ConvProblem
@@ -61,12 +61,12 @@ class ConvFormulation:
 
     @property
     def apart(self) -> bool:
-        """Whether the slices are computed side by side and added up by another kernel."""
+        """Whether the slices are computed in parallel and added up by another kernel."""
         return self.split_k > 1 and self.problem.geometry.groups == 1
 
     @property
     def rewrite(self) -> str:
-        """How a convolution that no kernel computes as it stands is rewritten; empty for one that is not."""
+        """The rewrite of a convolution that no kernel computes as it stands; empty without one."""
         if self.product is not None:
             return "a filter of one tap: a GEMM"
         rewrites = []
@@ -100,7 +100,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         formulations: Sequence[Sequence[ConvFormulation]] | None = None,
         batch_invariant: bool = False,
     ) -> None:
-        """Kernels for a problem, in all of its formulations if none are given; rows are pixels here."""
+        """Kernels for a problem in these formulations, by default in all; rows, for `batch_invariant`, are pixels."""
         self.batch_invariant = batch_invariant
         if batch_invariant and problem.fusion is not None:
             refuse_sums(output.name for output in problem.fusion.tree.outputs if output.reduction)
@@ -126,14 +126,14 @@ class ConvSearch(KernelSearch[ConvFormulation]):
                 widened = dataclasses.replace(rewritten, c=None, d=result)
                 found += [ConvFormulation(widened, s, casts, wide=True) for s in (1, *slices)]
         if self._product is not None and not casts:
-            # A matrix that a convolution's kernel loads as C is preferably loaded so by the GEMM's.
+            # If the convolution loads a matrix of its tree as C, so does the GEMM.
             groups = self._product.formulations[:1] if problem.source is not None else self._product.formulations
             products = (product for group in groups for product in group if not (product.divided or product.copied))
             found += [ConvFormulation(rewritten, product=product) for product in products]
         return found
 
     def _multiplied(self, problem: ConvProblem) -> tuple[ConvProblem, bool]:
-        """The problem that a kernel computes, and whether its operands have to be cast."""
+        """The problem for kernels, and whether its operands must be cast."""
         if problem.a.dtype not in FP8_TYPES:
             return problem, False
         native = dataclasses.replace(problem, math=FAST)
@@ -185,7 +185,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         return tuple(min(extent, MOST) for extent in found)
 
     def cells(self, arch: SmArch, group: Sequence[ConvFormulation]) -> Iterable[Iterable[KernelKey]]:
-        """The matrix's cells; where none serves, others that differ in an option that every cell compiles with."""
+        """The matrix's cells; where none serves, variants with the problem's epilogue or without strides."""
         keys, problem = search.matrix(self.op, arch), group[0].problem
 
         def varied(key: KernelKey) -> KernelKey:
@@ -200,7 +200,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         def first() -> Iterator[KernelKey]:
             products = dict.fromkeys(member.product.problem for member in group if member.product is not None)
             of_gemm = [key for product in products for key in cells_of(GemmSearch.op, arch, product)]
-            # The matrix has no cells with trees: where the GEMM has one, the time decides among all.
+            # The matrix has no cells with trees: with those of the GEMM, variants are ranked in the same set.
             of_tree = bool(of_gemm) and self.problem.fusion is not None
             yield from (*keys, *(others() if of_tree else ()), *of_gemm)
 
@@ -255,7 +255,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         return super().refusal(plainest, "" if plainest is None else select.remedy(self, plainest.key))
 
     def _plainest(self) -> Candidate[ConvFormulation] | None:
-        """The best of the matrix's convolutions; without slices of K and in the result's own type if there is one."""
+        """The best convolution cell of the matrix; preferably one without slices of K, in the result's own type."""
         found = [cell for cell in select.rank_cells(self) if cell.key.op == self.op]
         return min(found, key=lambda cell: cell.formulation.split_k > 1 or cell.formulation.wide, default=None)
 
@@ -267,7 +267,7 @@ def _check(problem: ConvProblem) -> None:
         raise UnsupportedError(
             f"a convolution of {g.n} images to shape {problem.d.shape} is empty: there is nothing to plan"
         )
-    # fp8 whatever the operation: those that have no kernels are rewritten.
+    # fp8 is valid for all three operations, since those without kernels are rewritten.
     op, math_mode = (FPROP, FAST) if problem.a.dtype in FP8_TYPES else (problem.op, problem.math)
     tree = problem.fusion is not None
     require(conv_types(op, problem.a.dtype, problem.b.dtype, problem.d.dtype, math_mode, tree=tree))
@@ -280,7 +280,7 @@ def _check(problem: ConvProblem) -> None:
 
 
 def _as_gemm(problem: ConvProblem) -> list[GemmProblem]:
-    """The GEMM that a filter of one tap over pixels without gaps is, preferred forms first; empty for any other."""
+    """The GEMM that equals a filter of one tap over evenly spaced pixels, preferred forms first; else empty."""
     g = problem.geometry
     one_tap = g.r == g.s == g.groups == 1 and g.stride == (1, 1) and g.padding == ((0, 0), (0, 0))
     if not one_tap or problem.bias is not None or (problem.fusion is None and problem.epilogue != LINEAR):
@@ -291,7 +291,7 @@ def _as_gemm(problem: ConvProblem) -> list[GemmProblem]:
         return []
 
     def matrix(spec: MatrixSpec, *, transposed: bool = False) -> MatrixSpec:
-        """Pixels (or filters) by channels."""
+        """The matrix of pixels (or filters) by channels."""
         outer, rows, columns, channels = spec.shape
         column, _, outermost = pixel_strides(spec)
         leading = outermost if spec is w or (problem.op == WGRAD and spec is problem.c) else column
@@ -316,9 +316,9 @@ def _unwidened(problem: ConvProblem) -> str:
 
 
 def make(problem: ConvProblem, layout: str = "nhwc", **options: Any) -> Plan:
-    """The plan for a convolution; calls name the dimensions of their arrays as `layout` does. Options: `PlanOptions`.
+    """The plan for a convolution; its arrays have the dimension order of `layout`. Options: `PlanOptions`.
 
-    Its slots are a, b and, where there are such, c, bias, the inputs and the outputs of an epilogue tree, then out.
+    Its operands are a, b, then those that exist of c, bias, the inputs and outputs of an epilogue tree, then out.
     """
     how = PlanOptions(**options)
     kernels = ConvSearch(problem, devices.get(problem.device), how.arch, batch_invariant=how.batch_invariant)
@@ -355,7 +355,7 @@ def _plan(problem: ConvProblem, layout: str, candidate: Candidate[ConvFormulatio
     loads_source = source_number(epilogue) is not None
     c = None if problem.c is None or loads_source else slot("c", problem.c, key.align_d, "source", cast=reduced)
     if rewritten.bias is not None and product is None:
-        # That of a tree has the tree's name for it.
+        # The bias of a tree has its name there.
         of_tree, spec = problem.fusion.inputs[0] if problem.fusion is not None else None, rewritten.bias
         shape, strides = (of_tree and of_tree.slot) or (spec.shape, spec.strides)
         alignment, name = key.align_d * spec.dtype.bits // 8, "bias" if of_tree is None else of_tree.name
@@ -370,7 +370,7 @@ def _plan(problem: ConvProblem, layout: str, candidate: Candidate[ConvFormulatio
     if product is not None:
         args |= {"a": b, "b": a} if swapped else {}
         args |= product_args(product, candidate) | others.args(zeros, zeros, swapped=swapped) | {"batch": 1, "c": c}
-    elif reduced:  # alpha, beta and C are for what adds up
+    elif reduced:  # alpha, beta and C are arguments of the kernel that adds up
         slices, count = formulation.split_k if formulation.apart else 1, math.prod(problem.d.shape)
         sliced = steps.temporary(slices * bytes_of(problem.d.shape, CutlassDtype.F32))
         args |= _args(formulation) | {"d": sliced, "split_parallel": int(formulation.apart), "alpha": 1.0, "beta": 0.0}
@@ -390,7 +390,7 @@ def _plan(problem: ConvProblem, layout: str, candidate: Candidate[ConvFormulatio
 
 
 def _args(formulation: ConvFormulation) -> dict[str, int]:
-    """A kernel's arguments for a convolution, but for addresses and scalars."""
+    """A kernel's arguments for a convolution, except addresses and scalars."""
     g = formulation.problem.geometry
     x, w, y = map(pixel_strides, formulation.problem.images)
     (top, bottom), (left, right) = g.padding

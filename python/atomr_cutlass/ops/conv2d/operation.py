@@ -84,7 +84,7 @@ class ConvShape:
                 raise InvalidOperandError(
                     f"ConvShape.{name} is {shown(pair)}; expected tuples of two integers, for rows and columns"
                 )
-        _ = self.geometry  # refuses all else that makes no convolution
+        _ = self.geometry  # refuses all other invalid extents
 
     @classmethod
     def nhwc(
@@ -146,7 +146,7 @@ class ConvRequest(Request):
             matrix like the result, a mask uint8 (n, p, q, ceil(k / 8)); a reduction (1,), (k,) or (n, p, q). Those
             of 4 dimensions name them as the operands do.
         precision: for float32 operands: `ieee` (default) or `tf32`; for filters of one tap also `3xtf32`.
-        binding: {binding} The operand is w, of the gradient by w x.
+        binding: {binding} The operand is w, or x for the gradient by w.
         batch_invariant: as in `conv2d`; None leaves it to ATOMR_CUTLASS_BATCH_INVARIANT, which does not count for
             gradients of filters.
 
@@ -180,7 +180,7 @@ class ConvRequest(Request):
 
     @property
     def invariant(self) -> bool:
-        """Whether its kernels have one order of sums, whatever the number of images."""
+        """Whether its kernels have one reduction for every number of images."""
         return self.op != WGRAD and is_batch_invariant(self.batch_invariant)
 
     def plan_key(self) -> PlanKey:
@@ -302,7 +302,7 @@ class ConvOperation(PlannedOperation[ConvRequest]):
         return make(request.problem(device), layout=request.layout.value, **options)
 
     def sample(self, key: KernelKey, epilogue: str, device: Device) -> tuple[ConvRequest, Candidate[ConvFormulation]]:
-        """With a filter of nine taps over an image with a border; of more than a tile, as in a GEMM."""
+        """A request with a filter of nine taps and padding, of more than a tile."""
         read, written = 2 * key.tile[2], key.tile[1] + 16
         c, k = (read, written) if self.name == FPROP else (written, read)
         request = self.request_type(

@@ -120,7 +120,7 @@ def gated_gemm(
 
 
 def check(dtype: CutlassDtype, activation: object) -> None:
-    """Refuses operands and activations of the gate that no kernel has."""
+    """Refuses element types and activations of the gate that no kernel has."""
     if activation not in GATES:
         raise InvalidOperandError(f"activation is {shown(activation)}; valid: {', '.join(GATES)}")
     if dtype not in (*HALF_TYPES, *FP8_TYPES):
@@ -143,7 +143,7 @@ class _GatedGemm(Product):
         d = problem.d
         if d.strides[-1] != 1 and d.shape[-1] > 1:
             raise UnsupportedError(f"out has strides {d.strides}: gated kernels write rows that are contiguous")
-        # The kernel's tiles cover the product, as if D were as wide.
+        # The kernel's tiles cover the product: its D is as wide as B.
         strides = (*(PER_PAIR * stride for stride in d.strides[:-1]), 1)
         product = MatrixSpec((*d.shape[:-1], PER_PAIR * d.shape[-1]), strides, d.dtype)
         problem = dataclasses.replace(problem, d=product)
@@ -156,7 +156,7 @@ class _GatedGemm(Product):
         return {name: operands.upload(array, 0, columns=name == "b") for name, array in arrays.items()}
 
     def reference(self, host: dict[str, AnyArray]) -> dict[str, AnyArray]:
-        from ..gemm import reference as gemm_reference  # which no GPU call needs
+        from ..gemm import reference as gemm_reference  # not needed on a GPU
         from .reference import gate
 
         how: dict[str, Any] = {"alpha": self.call.scalars[0], "math": self.math, "out_dtype": CutlassDtype.F64}

@@ -1,4 +1,4 @@
-"""Gated GEMM: its requests, and the operation that they are of."""
+"""Gated GEMM as an operation, and its requests."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ from ...pipeline.request import (
 )
 from .kernels import GemmCandidate, GemmSearch
 from .plans import SCALES, Scale, Scales, make, result_of, scale_shapes, search_for
-from .problem import GemmProblem, sample_problem
+from .problem import GemmProblem, fused_problem
 
 if TYPE_CHECKING:
     from ...pipeline.probe import Probe
@@ -333,7 +333,8 @@ class GemmOperation(PlannedOperation[GemmRequest]):
             sample_shape(key), **sampled(key, epilogue), **layouts_of(key), dtype_b=key.b, precision=precision_of(key),
             fast_accum=key.math == FAST, batch_invariant=False,
         )  # fmt: skip
-        return request, select.candidate_of(GemmSearch(sample_problem(request, epilogue, device.index), device), key)
+        problem = fused_problem(request.problem(device.index), request.fusion(), epilogue)
+        return request, select.candidate_of(GemmSearch(problem, device), key)
 
     def probe(self, request: GemmRequest, arrays: Arrays) -> Probe[GemmRequest]:
         from .reference import GemmProbe

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ...arrays.layouts import MatrixSpec, View, broadcast_to, flipped, vector_elements, views
 from ...epilogue.fusion import Fusion, source_number, source_of
@@ -241,28 +241,14 @@ def fused_problems(problem: GemmProblem, fusion: Fusion, base: str) -> list[Gemm
     return [fused_problem(problem, fusion, epilogue_id(base, program)) for program in programs]
 
 
-def fused_problem(problem: GemmProblem, fusion: Fusion, epilogue: str) -> GemmProblem:
-    """The problem with a tree, for the epilogue of a kernel's key."""
+def fused_problem(problem: GemmProblem, fusion: Fusion | None, epilogue: str) -> GemmProblem:
+    """The problem with its tree, if any, for the epilogue of a kernel's key."""
+    if fusion is None:
+        return problem
     specs = tuple(operand.spec for operand in fusion.arrays)
     number = source_number(epilogue)
     c = problem.c if number is None else fusion.inputs[number].spec
     return dataclasses.replace(problem, epilogue=epilogue, operands=specs, c=c)
-
-
-class FusedRequest(Protocol):
-    """A request whose problem is a GEMM that an epilogue tree may follow."""
-
-    def problem(self, device: int) -> GemmProblem:
-        """The problem on the GPU of this index."""
-
-    def fusion(self) -> Fusion | None:
-        """The tree with its arrays; None without a tree."""
-
-
-def sample_problem(request: FusedRequest, epilogue: str, device: int) -> GemmProblem:
-    """The problem of a request for one kernel: its tree, if any, in the form of this epilogue of the kernel."""
-    problem, fusion = request.problem(device), request.fusion()
-    return problem if fusion is None else fused_problem(problem, fusion, epilogue)
 
 
 def _like_d(spec: MatrixSpec, d: MatrixSpec) -> bool:

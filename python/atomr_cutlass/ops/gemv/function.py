@@ -1,4 +1,4 @@
-"""`gemv`: a matrix and a vector in, a vector out; to kernels a GEMM of one row, y^T = x^T A^T."""
+"""`gemv`: a matrix times a vector, which its kernels compute as a GEMM of one row, y^T = x^T A^T."""
 
 from __future__ import annotations
 
@@ -117,11 +117,11 @@ class _Gemv(Product):
         return make(problem, self.fusion(views), like=like, stream=stream, **self.call.planning)
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
-        from ..gemm import reference as gemm_reference  # which no GPU call needs
+        from ..gemm import reference as gemm_reference  # not needed on a GPU
 
-        row, turned = host["x"][..., None, :], host["a"].swapaxes(-1, -2)
+        row, transposed_a = host["x"][..., None, :], host["a"].swapaxes(-1, -2)
         c = host["c"][..., None, :] if self.call.c is not None else None
-        return self.evaluated(host, functools.partial(gemm_reference.gemm, row, turned, c))
+        return self.evaluated(host, functools.partial(gemm_reference.gemm, row, transposed_a, c))
 
 
 def _parse(call: Call) -> _Gemv:
@@ -141,12 +141,12 @@ def _parse(call: Call) -> _Gemv:
 
 
 def product(specs: Mapping[str, MatrixSpec], math: str, device: int) -> GemmProblem:
-    """The GEMM of arrays by name: `a`, (..., M, K), is its B, transposed; `x`, `c` and `out` are rows."""
+    """The GEMM for arrays by name: its B is the transpose of `a`, (..., M, K); `x`, `c` and `out` are rows."""
     matrices = dict(specs)
     for name, spec in specs.items():
         if name != "a":
             matrices[name] = dataclasses.replace(spec, shape=_as_row(spec.shape, 1), strides=_as_row(spec.strides, 0))
-        views(matrices[name], name)  # refuses what kernels cannot read
+        views(matrices[name], name)  # refuses layouts that kernels cannot read
     b = transposed(matrices["a"])
     return GemmProblem(a=matrices["x"], b=b, c=matrices.get("c"), d=matrices["out"], math=math, device=device)
 
@@ -177,7 +177,7 @@ def check_types(dtype: CutlassDtype, math: str) -> None:
 
 
 def result_shape(shapes: Mapping[str, Shape]) -> Shape:
-    """The extents of A x, of the extents of arrays by name, which have to fit."""
+    """The shape of A x, given the shapes of arrays by name; refuses shapes that do not fit."""
     a, x, c = shapes["a"], shapes["x"], shapes.get("c")
     if len(a) < 2 or not x:
         raise InvalidOperandError(f"a has shape {a} and x {x}; expected (..., M, K) and (..., K)")
@@ -193,7 +193,7 @@ def result_shape(shapes: Mapping[str, Shape]) -> Shape:
 
 
 class VectorResult(MatrixResult):
-    """Vectors (..., M): to an epilogue's tree, matrices of one row."""
+    """A result of vectors (..., M), which an epilogue tree treats as matrices of one row."""
 
     @property
     def matrix(self) -> Shape:
@@ -222,7 +222,7 @@ class GemvSearch(ProductSearch):
     op = OP
 
     def put(self, problem: GemmProblem) -> Sequence[GemmFormulation]:
-        """The vectors with any stride, as columns are, beside each layout of the matrix."""
+        """The formulations for each layout of the matrix with the vectors as columns, which have any stride."""
         made = formulations(problem)
         return [each for each in made if not each.swapped and each.layout_a == each.layout_d == COLUMN]
 
@@ -237,7 +237,7 @@ class GemvSearch(ProductSearch):
 
 
 def make(problem: GemmProblem, fusion: Fusion | None = None, **options: Any) -> Plan:
-    """The plan for a problem as `product` puts it, with the tree that follows; `options` are those of `PlanOptions`.
+    """The plan for a problem of `product` and its epilogue tree; `options` are those of `PlanOptions`.
 
     Its operands are a, x, c where there is one, the tree's inputs and outputs, and out.
     """
@@ -247,7 +247,7 @@ def make(problem: GemmProblem, fusion: Fusion | None = None, **options: Any) -> 
 
 
 def search_for(problem: GemmProblem, fusion: Fusion | None, device: Device, arch: SmArch | None) -> GemvSearch:
-    """The kernels for a problem and the tree that follows."""
+    """The kernels for a problem and its epilogue tree."""
     if 0 in (problem.n, problem.batch):
         raise UnsupportedError(f"a result of shape {vector_of(problem.d).shape} is empty: there is nothing to plan")
     read = nonempty(problem)

@@ -36,7 +36,7 @@ CHECK = "ATOMR_CUTLASS_CHECK"
 Extents = tuple[int, int, int]
 
 _PRODUCT = ("a", "b", "c", "offsets", "counts", "scale_a", "scale_b")
-"""Operands in the order of a plan's call; those of the epilogue follow, and the result."""
+"""Operands in the order of a plan's call, before those of the epilogue and the result."""
 
 
 @stored(CHECK, reduction.VARIABLE, a="a", b="b", c="c", offsets="offsets", counts="counts", bias="bias")
@@ -146,7 +146,7 @@ def _is_list(array: Any) -> bool:
 
 
 def _one_number(scale: Any) -> Any:
-    """A scale as it is, or of a list of the same number that number."""
+    """The number of a list of equal numbers; any other scale unchanged."""
     if not _is_list(scale) or not scale or not isinstance(scale[0], NUMBERS):
         return scale
     if all(isinstance(value, NUMBERS) and np.array_equal(value, scale[0], equal_nan=True) for value in scale):
@@ -159,10 +159,10 @@ class _GroupedGemm(Product):
     """Products of groups, parsed.
 
     Attributes:
-        labels: of the arrays of each of the product's operands by its name, in the order of a plan's call.
+        labels: the labels of the arrays of each of the product's operands, in the order of a plan's call.
         divided: `offsets` or `counts`, whichever is given; None for lists.
-        scale_forms: of `scale_a` and `scale_b`, where they are arrays.
-        tree: what computes D; None where D is the product.
+        scale_forms: the forms of `scale_a` and `scale_b`, where they are arrays.
+        tree: the epilogue tree; None where kernels without trees compute D.
     """
 
     form: str
@@ -177,7 +177,7 @@ class _GroupedGemm(Product):
         return self.epilogue.result.number == 0 or all(0 in result.shape for result in self.results.values())
 
     def check_kernels(self) -> None:
-        """Refuses offsets or counts of host arrays, and where that is asked for of GPU arrays."""
+        """Checks offsets or counts of host arrays and, with `check`, of GPU arrays."""
         (check,) = self.call.own
         if self.divided is None or (self.on_gpu and not self.call.parsed):
             return
@@ -187,8 +187,8 @@ class _GroupedGemm(Product):
             raise UnsupportedError("check copies to the host, which a stream that is captured cannot: leave it out")
 
     def _bounds(self) -> list[tuple[int, int]]:
-        """Where each group begins and ends; checks offsets or counts."""
-        from .reference import group_bounds  # which launches do without
+        """The begin and end of each group; checks offsets or counts."""
+        from .reference import group_bounds  # launches do not need it
 
         name, (*_, rows, columns) = str(self.divided), self.first.shape
         values = self.fetch(self.inputs[name])
@@ -214,7 +214,7 @@ class _GroupedGemm(Product):
         return (*itertools.chain(*self.labels.values()), *self.epilogue.inputs, *self.results)
 
     def uploaded(self) -> dict[str, _core.Operand]:
-        # Kernels read the copies of one operand by columns.
+        # Kernels read B of fp8, and A of groups along K, column-major.
         fp8 = operands.dtype_of(self.first, "a") in FP8_TYPES
         columns = self.labels["b"] if fp8 else self.labels["a"] if self.form == ALONG_K else ()
         host = {label: operands.to_numpy(view) for label, view in self.inputs.items()} | self._before()
@@ -298,7 +298,7 @@ def _parse(call: Call) -> Invocation:
 
 
 def _arranged(traced: Traced, labels: Sequence[str], results: Mapping[str, Any]) -> Any:
-    """The results as the epilogue returns them, of arrays by label; D is the caller's list where there is one."""
+    """The function's return value, from arrays by label; D is the caller's list where there is one."""
     if results[RESULT] is None:
         results = {**results, RESULT: [results[label] for label in labels]}
     return traced.arrange(results)
@@ -320,7 +320,7 @@ def _check_kinds(arrays: Mapping[str, Any]) -> None:
             raise InvalidOperandError(f"{name} is a {type(array).__name__}; expected an array")
         if listed and not _is_list(array) and name not in ("scale_a", "scale_b"):
             raise InvalidOperandError(f"{name} is a {type(array).__name__}; expected a list, one for each group")
-        # The integers that NumPy makes unasked are none that kernels know.
+        # NumPy's default integers are int64.
         if divides and isinstance(array, np.ndarray) and array.dtype != np.int32:
             raise InvalidOperandError(f"{name} has elements of {array.dtype}; expected int32")
 

@@ -69,8 +69,7 @@ class GroupedGemmRequest(Request):
     A plan of it is called with all of A, all of B, with beta all of C, with scaling all scales of A and all of B, with
     a bias all of these, (n,) of D's dtype where that is F64, F32, F16 or BF16, else F32, with a tree its inputs in its
     order, of a row one for each group, (n,), of a scalar one for all, (1,), and all of D. (The other forms of
-    `grouped_gemm` leave the sizes of groups to the device: there is nothing that a request could say of them
-    beforehand.)
+    `grouped_gemm` read the sizes of groups on the device: no request describes them.)
 
     Attributes:
         shape: extents of the groups.
@@ -83,8 +82,8 @@ class GroupedGemmRequest(Request):
         binding: {binding} The operand is the list B.
 
     Raises:
-        UnsupportedError: grouped GEMM is not to be had for this dtype or arch, or does not evaluate such trees; or
-            kernels cannot read scales of blocks of such extents from dense arrays.
+        UnsupportedError: no kernels for this dtype or arch, or for such trees; or kernels cannot read block scales of
+            such extents from dense arrays.
         InvalidOperandError: a value is not of its kind; a tree decides another out_dtype or takes an operand's name.
     """
 
@@ -150,7 +149,7 @@ class GroupedGemmRequest(Request):
 
     @functools.cached_property
     def _scales(self) -> dict[str, GroupScale]:
-        """The scales of A and of B by the names of their operands; none without scaling."""
+        """The dense scales of A and B by name; empty without scaling."""
         form = self.scaling
         if form is None:
             return {}

@@ -1,4 +1,4 @@
-"""`quantize` and `dequantize`: arrays in, narrow values and scales out, on the GPU or in NumPy."""
+"""`quantize` and `dequantize`: from arrays to narrow values with scales and back, on the GPU or in NumPy."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def quantize(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     second = _second_level(global_scale, scaling)
-    options = CallOptions(batch_invariant=False, backend=backend, jit=jit, alpha=second, stream=stream)
+    options = CallOptions.of(locals(), batch_invariant=False, alpha=second)
     return cast("QuantizedArray", Call(_parse, {"x": x}, out, options, own=(dtype, scaling)))  # `stored` serves it
 
 
@@ -133,16 +133,13 @@ def dequantize(
         UnsupportedError: as `quantize`.
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
-    options = CallOptions(
-        out_dtype=out_dtype, batch_invariant=False, backend=backend, jit=jit,
-        alpha=_second_level(global_scale, scaling), stream=stream,
-    )  # fmt: skip
+    options = CallOptions.of(locals(), batch_invariant=False, alpha=_second_level(global_scale, scaling))
     return Call(_parse_inverse, {"values": values, "scales": scales}, out, options, own=(scaling,))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Parsed(Invocation):
-    """A call of either function, parsed; the values are `narrow`, the matrix is `wide`."""
+    """A call of either function, parsed; values are of type `narrow`, the matrix is of type `wide`."""
 
     scaling: str
     narrow: CutlassDtype
@@ -150,7 +147,7 @@ class _Parsed(Invocation):
     numpy_on_host = True
 
     def check_kernels(self) -> None:
-        """Refuses the caller's arrays where they have gaps or are not row-major: kernels write no such."""
+        """Refuses results of the caller's that are not row-major without gaps."""
         for name, result in self.results.items():
             shape, view = result.shape, result.view
             if view is not None and 0 not in shape and not is_dense(shape, view.strides):

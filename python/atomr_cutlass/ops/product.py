@@ -69,10 +69,9 @@ class Product(Invocation):
         acc: CutlassDtype,
         scaled: bool = False,
     ) -> ProductT:
-        """The product with the call's epilogue, or its bias and activation, bound to its arrays; see `bind.bind`.
+        """The product with the epilogue of its call, if one is bound; see `epilogue.bind.bind`.
 
-        It stays as it is where the reference computes bias and activation. Without `scaled`, no number is taken as
-        scale_d beside a bias or an activation.
+        `scaled` allows a number as scale_d beside a bias or an activation.
         """
         call = self.call
         if not call.binds:

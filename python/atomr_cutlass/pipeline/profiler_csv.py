@@ -99,8 +99,7 @@ def _names() -> Mapping[str, list[KernelKey]]:
 
 def _profiled(key: KernelKey) -> bool:
     """Whether the profiler's files have rows of such kernels."""
-    operation = planned_operations().get(key.op)
-    return operation is not None and operation.profiled
+    return key.op in planned_operations() and planned_operations()[key.op].profiled
 
 
 def _record(row: Mapping[str, str], names: Mapping[str, list[KernelKey]], gpu: str) -> TuneRecord | None:

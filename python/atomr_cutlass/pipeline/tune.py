@@ -112,9 +112,9 @@ def tune(
         running: list[futures.Future[TuneRecord | None]] = []
         stack.callback(lambda: [task.cancel() for task in running])  # of one that fails the others
         for request in listed:
-            its = {} if again else _known_of(request, known)
+            records = {} if again else _known_of(request, known)
             for gpus, pool in executors:
-                running.append(pool.submit(_measured, request, gpus, its, float(seconds), compiled, seed))
+                running.append(pool.submit(_measured, request, gpus, records, float(seconds), compiled, seed))
         completed = futures.as_completed(running)
         for task in completed if progress is None else progress(completed, len(running)):
             try:
@@ -160,7 +160,7 @@ def _known_of(request: Request, known: tuning.Records) -> dict[str, TuneRecord]:
     device = devices.imagined(request.arch or SmArch.SM90A)
     search = operation_of(request).search(request, device) if known else None
     problem = None if search is None else tuning.identity(search.tuned_problem)
-    return {gpu: record for (gpu, its), record in known.items() if its == problem}
+    return {gpu: record for (gpu, tuned), record in known.items() if tuned == problem}
 
 
 def _executors(
@@ -315,14 +315,11 @@ def _tuned(
     for winner in sorted(finalists, key=by_median):
         mismatches = probe.checked(winner.plan, arrays, sets[0], parts=PARTS_CHECKED).mismatches
         if mismatches == 0:
+            timings = tuning.timings((timing.candidate.key, timing.median * 1e6) for timing in timed)
             return dataclasses.replace(
-                winner.record,
-                microseconds=round(winner.median * 1e6, 3),
-                chosen=chosen.candidate.key.name,
-                chosen_microseconds=round(chosen.median * 1e6, 3),
-                tried=tried,
-                timings=tuning.timings((timing.candidate.key, timing.median * 1e6) for timing in timed),
-            )
+                winner.record, microseconds=round(winner.median * 1e6, 3), chosen=chosen.candidate.key.name,
+                chosen_microseconds=round(chosen.median * 1e6, 3), tried=tried, timings=timings,
+            )  # fmt: skip
         name = winner.candidate.key.name
         failures.append(UnsupportedError(f"{name} is wrong in {mismatches} elements by the reference: it was not kept"))
         timed = [timing for timing in timed if timing.candidate.key != winner.candidate.key]

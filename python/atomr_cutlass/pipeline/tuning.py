@@ -122,11 +122,11 @@ def parse(values: Any) -> TuneRecord:
     read: dict[str, Any] = {"key": key, "problem": identity(tuned.get("problem"))}
     for field in dataclasses.fields(TuneRecord):
         if field.name not in read and field.type in _KINDS:
-            kind, said = _KINDS[field.type]
+            kind, expected = _KINDS[field.type]
             value = tuned.get(field.name, field.default)  # the default, for options that older records lack
             if not isinstance(value, kind) or isinstance(value, bool):
                 shown = json.dumps(tuned.get(field.name))[:60]
-                raise ValueError(f"{field.name} is {shown}; expected {said}")
+                raise ValueError(f"{field.name} is {shown}; expected {expected}")
             read[field.name] = value
     times = tuned.get("timings", {})
     if not isinstance(times, Mapping) or not all(isinstance(took, (int, float)) for took in times.values()):

@@ -111,15 +111,15 @@ class ConvSearch(KernelSearch[ConvFormulation]):
                 if products := _as_gemm(problem):
                     self._product = GemmSearch(products, device, arch, batch_invariant=batch_invariant)
             _check(problem)
-            formulations = [self._of(formulation) for formulation in conv_problem.formulations(problem)]
+            formulations = [self._formulate(formulation) for formulation in conv_problem.formulations(problem)]
         self.formulations = formulations
 
-    def _of(self, problem: ConvProblem) -> list[ConvFormulation]:
-        rewritten, casts = self._multiplied(problem)
+    def _formulate(self, problem: ConvProblem) -> list[ConvFormulation]:
+        rewritten, casts = self._with_casts(problem)
         found = [ConvFormulation(rewritten, casts=casts)]
         if problem.op == WGRAD:
             slices = [s for s in _SLICES if problem.implicit_gemm[2] >= s * 256]
-            if rewritten.d.dtype is CutlassDtype.F32 or _unwidened(rewritten):
+            if rewritten.d.dtype is CutlassDtype.F32 or _cast_refusal(rewritten):
                 found += [ConvFormulation(rewritten, s, casts) for s in slices]
             else:
                 result = dataclasses.replace(rewritten.d, dtype=CutlassDtype.F32)
@@ -132,7 +132,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
             found += [ConvFormulation(rewritten, product=product) for product in products]
         return found
 
-    def _multiplied(self, problem: ConvProblem) -> tuple[ConvProblem, bool]:
+    def _with_casts(self, problem: ConvProblem) -> tuple[ConvProblem, bool]:
         """The problem for kernels, and whether its operands must be cast."""
         if problem.a.dtype not in FP8_TYPES:
             return problem, False
@@ -242,7 +242,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
             text += f": {self.closest(self.arch or devices.require_arch(self.device))}"
         if self.batch_invariant:
             text += "; with batch_invariant it has those that serve any number of such images alike"
-        unwidened = _unwidened(last) if self.op == WGRAD and last.d.dtype is not CutlassDtype.F32 else ""
+        unwidened = _cast_refusal(last) if self.op == WGRAD and last.d.dtype is not CutlassDtype.F32 else ""
         return f"{text}; nor is it computed in float32: {unwidened}" if unwidened else text
 
     def nearest(self, arch: SmArch, best: Candidate[ConvFormulation] | None) -> KernelKey | None:
@@ -307,7 +307,7 @@ def _as_gemm(problem: ConvProblem) -> list[GemmProblem]:
     return fused_problems(product, fusion, LINEAR)
 
 
-def _unwidened(problem: ConvProblem) -> str:
+def _cast_refusal(problem: ConvProblem) -> str:
     """Why a wgrad cannot be computed in float32 and cast; empty where it can."""
     for spec, condition in ((problem.c, "adds a c that"), (problem.d, "writes what")):
         if spec is not None and (not spec.dense or spec.alignment % CAST_ALIGNMENT):

@@ -124,13 +124,9 @@ class ConvShape:
     def geometry(self) -> ConvGeometry:
         """All extents."""
         return conv_geometry(
-            (self.n, self.h, self.w, self.c),
-            (self.k, self.r, self.s, self.c // self.groups),
-            stride=self.stride,
-            padding=self.padding,
-            dilation=self.dilation,
-            groups=self.groups,
-        )
+            (self.n, self.h, self.w, self.c), (self.k, self.r, self.s, self.c // self.groups), stride=self.stride,
+            padding=self.padding, dilation=self.dilation, groups=self.groups,
+        )  # fmt: skip
 
 
 @documented

@@ -54,19 +54,19 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         self.device, self.arch, self.batch_invariant = device, arch, batch_invariant
         self._problems = [problems] if isinstance(problems, GemmProblem) else problems
         self.problem = self._problems[-1]
-        self.formulations = self._formulate(self._problems)
+        self.formulations = self._formulate_all(self._problems)
 
-    def put(self, problem: GemmProblem) -> Sequence[GemmFormulation]:
+    def formulate(self, problem: GemmProblem) -> Sequence[GemmFormulation]:
         """The formulations of a problem for the operation's kernels."""
         return formulations(problem)
 
-    def _formulate(self, problems: Sequence[GemmProblem]) -> list[Sequence[GemmFormulation]]:
+    def _formulate_all(self, problems: Sequence[GemmProblem]) -> list[Sequence[GemmFormulation]]:
         """The formulations of each problem; problems before the last are left out where kernels cannot read them."""
         groups: list[Sequence[GemmFormulation]] = []
         for problem in problems[:-1]:
             with contextlib.suppress(UnsupportedError):
-                groups.append(self.put(problem))
-        return [*groups, self.put(problems[-1])]
+                groups.append(self.formulate(problem))
+        return [*groups, self.formulate(problems[-1])]
 
     def matches(self, key: KernelKey, formulation: GemmFormulation) -> Status:
         return checked(self.rules(key, formulation))
@@ -148,8 +148,8 @@ class GemmSearch(ProductSearch):
 
     op = OP
 
-    def put(self, problem: GemmProblem) -> Sequence[GemmFormulation]:
-        found = helpers.with_copies(super().put(problem), self.device)
+    def formulate(self, problem: GemmProblem) -> Sequence[GemmFormulation]:
+        found = helpers.with_copies(super().formulate(problem), self.device)
         return found if self.batch_invariant else found + helpers.with_copies(helpers.divided(problem), self.device)
 
     def rules(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:
@@ -175,7 +175,7 @@ class GemmSearch(ProductSearch):
 
         A matrix of one column, which has either layout, is read row by row, whatever the number of rows.
         """
-        several = self._formulate([_with_rows(problem) if problem.m == 1 else problem for problem in self._problems])
+        problems = [_with_rows(problem) if problem.m == 1 else problem for problem in self._problems]
 
         def layouts(formulation: GemmFormulation) -> tuple[str, str]:
             if not formulation.swapped:
@@ -183,7 +183,7 @@ class GemmSearch(ProductSearch):
             return flipped(formulation.layout_d), flipped(formulation.layout_b)
 
         groups = []
-        for group in several:
+        for group in self._formulate_all(problems):
             preferred = max(map(layouts, group), default=None)  # r after c
             groups.append([formulation for formulation in group if layouts(formulation) == preferred])
         return groups

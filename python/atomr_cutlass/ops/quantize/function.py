@@ -257,16 +257,12 @@ class _Dequantize(_Parsed):
         kernel = self.kernel(lambda arch: dequantize_key(arch, self.narrow, wide, kind), values.device)
         steps = Steps(values.device, stream)
         args = {
-            "rows": rows,
-            "columns": columns,
-            "lda": columns,
+            "rows": rows, "columns": columns, "lda": columns, "alpha": "alpha",
             "a": steps.slot("values", values.shape, None, values.dtype),
             "scales": steps.slot("scales", scales.shape, None, scales.dtype),
             "d": steps.slot(RESULT, (rows, columns), None, wide.dlpack, alignment=wide.bits // 8, role="output"),
-            "alpha": "alpha",
-            "block_rows": block_rows or rows,
-            "block_columns": block_columns or columns,
-        }
+            "block_rows": block_rows or rows, "block_columns": block_columns or columns,
+        }  # fmt: skip
         steps.launch(kernel, args)
         return steps.plan(like=like)
 

@@ -91,7 +91,7 @@ def swizzle_scales(plain: AnyArray) -> AnyArray:
     batch, (rows, columns) = plain.shape[:-2], plain.shape[-2:]
     padded = np.zeros((*batch, rows + -rows % SCALE_TILE[0], columns + -columns % SCALE_TILE[1]), plain.dtype)
     padded[..., :rows, :columns] = plain
-    # (tiles of rows, 4, 32, tiles of columns, 4), which the offset above wants as (tiles, tiles, 32, 4, 4).
+    # (tiles of rows, 4, 32, tiles of columns, 4), which the offset above orders as (tiles, tiles, 32, 4, 4).
     split = padded.reshape(*batch, padded.shape[-2] // 128, 4, 32, padded.shape[-1] // 4, 4)
     flat: AnyArray = split.swapaxes(-4, -2).reshape(*batch, swizzled_size(rows, columns))
     return flat

@@ -23,12 +23,12 @@ class CallOptions(NamedTuple):
             ignored for other dtypes.
         backend: `auto` (a GPU kernel, prebuilt or compiled; without a GPU the reference, warning once), `prebuilt`,
             `jit` or `reference`.
-        jit: what to do where the table lacks the kernel: `auto` and `background` compile it, `off` raises. Where it has
-            one that serves, but the model expects more of another, `background` compiles that meanwhile, and launches
-            switch to it when it is ready; `auto` does so where it expects twice the speed, and `off` warns there, once.
-            None leaves it to ATOMR_CUTLASS_JIT.
-        workspace_size: bytes of device memory that a call may use beside its arrays; a kernel that needs more gives way
-            to another of the table, or is refused with what it needs. None is no limit.
+        jit: `auto` and `background` compile a kernel that the table lacks, `off` raises. If the table has a kernel, but
+            the model expects another to be faster, `background` compiles that meanwhile, and launches switch to it when
+            it is ready; `auto` does so if it expects twice the speed, and `off` then warns, once. None leaves it to
+            ATOMR_CUTLASS_JIT.
+        workspace_size: bytes of device memory that a call may use beside its arrays; a kernel that needs more is
+            replaced by another of the table, or refused with the bytes it needs. None is no limit.
         batch_invariant: whether each row of the result has the same bits whatever the other rows and their number, for
             the same N, K, element types, layouts, alignments, epilogue and model of GPU, and the same installed
             kernels; slower for few rows. Results that are reduced over elements of D are refused. Without effect on the

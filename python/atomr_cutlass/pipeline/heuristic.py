@@ -14,7 +14,7 @@ from .plan_cache import PlanCache, kept_plans
 
 
 class KernelUse:
-    """What a kernel is stored for: a request, or the key of a request that has its arrays (`HeuristicKey`)."""
+    """The key that a kernel is stored for: a request, or a `HeuristicKey`."""
 
     @property
     def heuristic_key(self) -> Hashable:

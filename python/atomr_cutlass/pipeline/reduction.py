@@ -77,7 +77,7 @@ def reduction_of(key: KernelKey) -> Reduction | None:
 
 
 def is_batch_invariant(option: bool | None) -> bool:
-    """Whether a call or a request is: what its option says, where that is None the environment."""
+    """Whether a call or request is batch-invariant: its option, or if that is None the environment variable."""
     return os.environ.get(VARIABLE) == "1" if option is None else bool(option)
 
 

@@ -46,8 +46,8 @@ class GemmEpilogue:
         bias: whether a row is added, one element for each column of D (of a convolution, for each channel). That of a
             GEMM is of D's element type where that is F64, F32, F16 or BF16, else F32.
         activation: a name of `reference.ACTIVATIONS`.
-        tree: in the place of bias and activation, the tree after alpha * AB + beta * C in a GEMM or a grouped one: of
-            `EvtBuilder`, or that of a traced function (`epilogue.trace(...).tree`).
+        tree: instead of bias and activation, the tree that is evaluated on alpha * AB + beta * C: made by `EvtBuilder`,
+            or of a traced function (`epilogue.trace(...).tree`).
 
     Raises:
         InvalidOperandError: a value is not of its kind, or a tree is given beside a bias or an activation.

@@ -31,8 +31,8 @@ Rule: TypeAlias = tuple[bool, str]
 """Whether a kernel meets a rule, and the reason that it is refused for otherwise."""
 
 HEURISTIC, ALONG_M, ALONG_N = range(3)
-"""Raster orders, as kernels' arguments have them: along which side of the result neighbours in the list of tiles lie.
-With the first, CUTLASS chooses."""
+"""Raster orders of kernels' arguments: the side of the result along which successive tiles are neighbours. With the
+first, CUTLASS chooses."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -347,7 +347,7 @@ def require_target(search: KernelSearch[Any]) -> SmArch:
 
 
 def remedy(search: KernelSearch[Any], key: KernelKey) -> str:
-    """How a kernel that the table lacks is had, and which kernels of the table come close."""
+    """How to get a kernel that the table lacks, and the nearest kernel of the table."""
     nearest, passed_over = table.nearest(key), too_new(search)
     differs = f"; the nearest there is {nearest[0]}, which differs in {', '.join(nearest[1])}" if nearest else ""
     return cure(key) + differs + (f"; {passed_over}" if passed_over else "")

@@ -41,7 +41,7 @@ class KernelInfo:
         shared_bytes: dynamic shared memory of a thread block.
         threads: threads of a thread block.
         cuda_version: the toolkit that compiled it; 13000 means 13.0.
-        content: what it was compiled from and by: the digests of its source and of CUTLASS, and the compiler.
+        content: the digests of its source and of CUTLASS, and the compiler.
     """
 
     name: str
@@ -130,7 +130,7 @@ def nearest(wanted: KernelKey) -> tuple[str, tuple[str, ...]] | None:
 
 
 _cubins: dict[str, tuple[KernelInfo, pack.Cubin]] = {}
-# Of the process: what a parent has loaded belongs to its context.
+# Emptied in a child process: kernels that a parent has loaded belong to the parent's CUDA context.
 _loaded: dict[str, _core.JitKernel] = renewed(sys.modules[__name__], "_loaded", dict)
 _cubins_lock = renewed(sys.modules[__name__], "_cubins_lock", threading.Lock)
 

@@ -68,7 +68,8 @@ def tune(
     ATOMR_CUTLASS_TUNED), take the kernel that was fastest.
 
     Args:
-        requests: the requests to tune; arrays of such extents, dense and aligned to 16 bytes, are then served alike.
+        requests: the requests to tune; calls with arrays of these extents, dense and aligned to 16 bytes, then use the
+            same kernels.
         path: file that the records are added to; a request that it has a record of is passed over. None keeps them in
             this process only.
         device: index of the GPU, or of several, which tune one request each at a time; of several models, each tunes

@@ -91,7 +91,7 @@ def conv2d(
             `bias` as an epilogue is.
         out: (N, P, Q, K), or (N, K, P, Q): written in place and returned; may be `c` itself. Not for JAX.
         bias: (K,). Where epilogues are not served, contiguous and of the result's dtype.
-        epilogue: function of alpha * scale_a * scale_b * conv(x, w) + beta * C, in the place of `activation`: an
+        epilogue: function of alpha * scale_a * scale_b * conv(x, w) + beta * C, instead of `activation`: an
             `EpilogueVisitorTree`, or a function of it and of arrays that is traced, as for `gemm`. A row has an element
             for each channel, (K,); a column one for each pixel, (N, P, Q, 1); matrices are like the result. On sm_90a;
             filters of one tap, and trees of a bias and an activation, on every GPU.

@@ -196,7 +196,7 @@ class ConvProblem:
         op: `conv2d_fprop` (A = x, B = w, D = y), `conv2d_dgrad` (dy, w, dx) or `conv2d_wgrad` (dy, x, dw).
         a, b, d: the arrays, 4-D; channels last and contiguous.
         bias: one element for each channel of D.
-        fusion: the tree that follows, with its arrays, in the place of bias and activation.
+        fusion: the epilogue tree with its arrays, instead of bias and activation.
         source: number of the tree's input that is loaded as the C operand, and described by `c`.
     """
 

@@ -35,7 +35,7 @@ GATES = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh")
 
 
 def interleave(gate: Any, up: Any) -> Any:
-    """Two weights (F, K) as one of (2 F, K) with their rows in turn, as `gated_gemm` wants B's columns.
+    """Two weights (F, K) as one of (2 F, K) with alternating rows: its transpose is B of `gated_gemm`.
 
     Args:
         gate: NumPy, PyTorch, CuPy or JAX; the rows of the gate's weight.
@@ -97,7 +97,7 @@ def gated_gemm(
 
     Args:
         a: (..., M, K), bf16, f16 or fp8, as `gemm` takes it.
-        b: (..., K, 2 F): columns 2 j are the gate's, columns 2 j + 1 the other's (`interleave`). Kernels of fp8 want it
+        b: (..., K, 2 F): columns 2 j are the gate's, columns 2 j + 1 the other's (`interleave`). Kernels of fp8 need it
             contiguous along K, as the transpose of a weight (2 F, K) is.
         activation: f: silu, gelu, gelu_tanh, relu, sigmoid or tanh.
         out: (..., M, F), row-major, written in place and returned.

@@ -72,7 +72,7 @@ def gemm(
             nvfp4 belong here, multiplied.
         beta: scalar; a whole number where the result is an integer. With 0, there is no C.
         bias: (N,), added to every row, of any floating dtype.
-        epilogue: function of the product, in the place of bias and activation: an `EpilogueVisitorTree`, or a Python
+        epilogue: function of the product, instead of bias and activation: an `EpilogueVisitorTree`, or a Python
             function such as `lambda acc, bias: relu(acc + bias)`, which is traced (`atomr_cutlass.epilogue.trace`) at
             every call. `acc` is alpha * scale_a * scale_b * A B + beta * C in float32 (float64 for float64 operands).
         scale_a: factor of A: a number, or for fp8 a float32 array on the device of A: of one element, (..., M, 1) for

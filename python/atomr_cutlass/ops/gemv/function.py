@@ -75,13 +75,13 @@ def gemv(
             for JAX.
         alpha: scalar. With 0, A and x are not read, unless there is an epilogue, bias or activation.
         bias: (M,), added to every vector, of any floating dtype.
-        epilogue: function of the product, in the place of bias and activation, as `gemm` takes it. `acc` is alpha *
+        epilogue: function of the product, instead of bias and activation, as `gemm` takes it. `acc` is alpha *
             scale_a * scale_b * A x + beta * C in float32: to the function a matrix of one row, or one for each batch.
         scale_a: factor of A, a number.
         scale_b: factor of x, a number.
         scale_d: factor of the result, a number. On a GPU not after bias, activation or an epilogue.
         out_dtype: element type of the result; defaults to A's.
-        precision: for float32 operands: `ieee`, which is what None means.
+        precision: for float32 operands: `ieee`, the default.
         operands_of_epilogue: the operands of `epilogue` by their names: arrays on the device of `a`, of one element,
             (M,) for all vectors, (..., M) or (..., 1), or bits in uint8, (..., ceil(M / 8)), the first in the lowest
             bit. Of a function also numbers, which become constants of its kernel. Arrays for a tree's outputs beside y

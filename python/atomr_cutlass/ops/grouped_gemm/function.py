@@ -91,7 +91,7 @@ def grouped_gemm(
     Args:
         a: see the table. Anything with DLPack or `__cuda_array_interface__`, or NumPy (copied to the GPU and back).
             Kernels read fp16, bf16 and fp8; rows are contiguous, and along K columns are.
-        b: see the table. fp8 kernels want it contiguous along K.
+        b: see the table. fp8 kernels need it contiguous along K.
         c: of the result's shape and dtype (a list for lists); needed exactly when `beta` is not 0.
         offsets: (G,) int32: cumulative ends of the groups. Not for the masked form and lists.
         counts: (G,) int32: sizes of the groups, instead of offsets; needed for the masked form.
@@ -99,7 +99,7 @@ def grouped_gemm(
         bias: added to every row: (N,) for all groups or (G, N), a list of (N,) for lists; of a floating dtype. Kernels
             of the sm80 generation, which serve GPUs before sm_90 and operands that are not aligned to 16 bytes, read
             it in the place of `c`: of the result's dtype, contiguous, and without a `c`.
-        epilogue: function of the products, in the place of bias and activation: an `EpilogueVisitorTree`, or a Python
+        epilogue: function of the products, instead of bias and activation: an `EpilogueVisitorTree`, or a Python
             function such as `lambda acc, bias, scale: silu(acc + bias) * scale`, which is traced at every call, as for
             `gemm`. `acc` is alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g]. It reads rows and scalars and
             writes D alone, whose element type it may decide. Kernels of the sm80 generation evaluate act(acc + bias).

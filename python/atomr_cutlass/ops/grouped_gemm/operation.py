@@ -76,7 +76,7 @@ class GroupedGemmRequest(Request):
         dtype: element type of every A and B: F16, BF16, F8E4M3 or F8E5M2.
         layout_a, layout_b: layouts of A and B.
         layout_c: layout of C and D.
-        epilogue: scalars, bias and activation, or a tree of rows and scalars that writes D alone; of every group alike.
+        epilogue: scalars, bias and activation, or a tree of rows and scalars that writes D alone, for all groups.
         scaling: fp8's scales, float32 arrays for each group as `GemmRequest.scaling` has them: `tensor` (1,), `vector`
             (m, 1) and (1, n), or `block` (m, ceil(k / 128)) and (ceil(k / 128), ceil(n / 128)); None for none.
         binding: {binding} The operand is the list B.

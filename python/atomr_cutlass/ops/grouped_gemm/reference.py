@@ -18,7 +18,7 @@ from ..gemm.reference import absolute_product, gemm
 from .problem import ALONG_K, BLOCKS, CONTIGUOUS, GROUP, LIST, MASKED, TENSOR
 
 if TYPE_CHECKING:
-    from .operation import GroupedGemmRequest  # noqa: F401 - named in quotes, as what a probe is of
+    from .operation import GroupedGemmRequest  # noqa: F401 - named in quotes below
 
 
 def group_bounds(name: str, values: AnyArray, extent: int, form: str) -> list[tuple[int, int]]:

@@ -364,7 +364,7 @@ def _check_matrix(view: _core.Operand, name: str, dtypes: tuple[CutlassDtype, ..
 
 
 def _second_level(global_scale: float, scaling: str) -> float:
-    """A second-level scale as kernels take it, in float32; refuses what is no positive number there."""
+    """A second-level scale, rounded to float32; refuses a value that is not positive and finite then."""
     if isinstance(global_scale, bool) or not isinstance(global_scale, NUMBERS):
         raise InvalidOperandError(f"global_scale is a {type(global_scale).__name__}; expected a number")
     second = quantization.second_level(global_scale)

@@ -231,7 +231,7 @@ def dequantize_fp4(x: BlockScaled, *, axis: int = -1) -> Float32Array:
 
 
 def second_level(global_scale: float) -> float:
-    """A second-level scale in float32; refuses what is no positive number there."""
+    """A second-level scale, rounded to float32; refuses a value that is not positive and finite then."""
     with np.errstate(over="ignore", under="ignore"):
         try:
             second = float(np.float32(global_scale))

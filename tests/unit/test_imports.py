@@ -161,6 +161,15 @@ def test_imports_of_the_package_point_one_way(path: Path) -> None:
     assert wrong == set(), f"{module} imports from its own layer or from a later one"
 
 
+@pytest.mark.parametrize("folder", ["arrays", "epilogue", "jit", "pipeline", "reference"])
+def test_shared_folders_import_no_operation(folder: str) -> None:
+    imported = {
+        path.name: {name for name in _imported(path) if name.startswith("ops.")}
+        for path in (PACKAGE / folder).glob("*.py")
+    }
+    assert {name for name, operations in imported.items() if operations} == set()
+
+
 def test_import_chains_are_at_most_ten_modules_deep() -> None:
     graph = {_module(path): set(_imported(path, inside=False)) - {"_core"} for path in MODULES}
 

@@ -62,7 +62,7 @@ class Weights:
             self._source = operands.as_operand(weights, "weights") if raw is None else raw
 
     def check(self, target: _core.Operand, name: str) -> None:
-        """Refuses values that the operand of this name cannot hold."""
+        """Refuses values that do not fit the operand of this name."""
         view = self._source
         if not isinstance(view, _core.Operand):
             if view.nbytes != _size(target):

@@ -82,7 +82,7 @@ class Call:
 
     @property
     def like(self) -> Any:
-        """The first array, whose kind results are of."""
+        """The first array: results are of its kind."""
         first = next(iter(self.arrays.values()))
         return first[0] if isinstance(first, (list, tuple)) and first else first
 
@@ -206,7 +206,7 @@ class Invocation(abc.ABC):
         """Refuses calls that the reference serves and no kernel does."""
 
     def returned(self, arrays: Mapping[str, Any]) -> Any:
-        """The function's result, of results by name."""
+        """The function's return value, from results by name."""
         return arrays[RESULT] if self.arrange is None else self.arrange(arrays)
 
     @abc.abstractmethod

@@ -98,7 +98,7 @@ class HeuristicCache:
         self._kernels.insert(_Known(kernel, given=False), place)
 
     def clear(self) -> None:
-        """Forgets everything: kernels are chosen anew."""
+        """Removes all kernels: they are chosen anew."""
         self._kernels.clear()
         self._given = False
         kept_plans.clear()

@@ -263,7 +263,7 @@ def operations() -> Mapping[str, Operation]:
 
 @functools.cache
 def planned_operations() -> Mapping[str, PlannedOperation[Any]]:
-    """The operations that plans are made of, by name."""
+    """The operations whose requests can be planned, by name."""
     return {name: found for name, found in operations().items() if isinstance(found, PlannedOperation)}
 
 
@@ -274,7 +274,7 @@ def refusal_of(function: str, option: str) -> str | None:
 
 
 def operation_of(request: Any) -> PlannedOperation[Any]:
-    """The operation of a request that plans are made from."""
+    """The operation of a request; refuses anything else."""
     known = planned_operations().values()
     for kind in type(request).__mro__:
         for operation in known:
@@ -285,7 +285,7 @@ def operation_of(request: Any) -> PlannedOperation[Any]:
 
 
 def described(request: Request) -> dict[str, Any]:
-    """Which operation a request is of, and its extents and element type, as JSON-ready values."""
+    """A request's operation, extents and element type, as JSON-ready values."""
     shape = operation_of(request).extents(request)
     return {"op": request.plan_key().op, "shape": shape, "dtype": request.dtype.value}
 

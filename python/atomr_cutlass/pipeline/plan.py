@@ -95,12 +95,12 @@ class Plan(_core.LaunchPlan):
 
     @property
     def origin(self) -> str:
-        """Where it comes from: `prebuilt`, `pack NAME` or `jit`."""
+        """Its origin: `prebuilt`, `pack NAME` or `jit`."""
         return self.main.origin
 
 
 class Steps:
-    """A plan in the making: slots for the caller's arrays, memory of its own, and the steps on them."""
+    """A plan under construction: the caller's arrays, the plan's memory, and the steps on them."""
 
     def __init__(self, device: int, stream: int | None = None) -> None:
         """Begins a plan without steps; `stream` is that of the first launch."""

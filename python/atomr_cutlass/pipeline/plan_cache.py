@@ -134,7 +134,7 @@ class PlanCache(Generic[PlanT]):
         self._lock = renewed(self, "_lock", threading.RLock)
 
     def get(self, key: Hashable) -> PlanT | None:
-        """The plan of this key, which is now the one used last, or None. Counted as a hit or a miss."""
+        """The plan of this key, or None; counts as a use, and as a hit or a miss."""
         with self._lock:
             plan = self.peek(key)
             if plan is None:
@@ -153,7 +153,7 @@ class PlanCache(Generic[PlanT]):
             raise InvalidOperandError(f"key is {shown(key)}; expected {expected}") from None
 
     def insert(self, plan: PlanT, key: Hashable = None) -> None:
-        """Keeps a plan as the one used last, in place of any other of its key.
+        """Keeps a plan as the most recently used, in place of any other of its key.
 
         Args:
             plan: the plan.

@@ -63,7 +63,7 @@ class Probe(abc.ABC, Generic[RequestT]):
     @property
     @abc.abstractmethod
     def depth(self) -> int:
-        """How many products an element of the result adds up."""
+        """The number of products that an element of the result adds up."""
 
     @property
     def scale_block(self) -> int:

@@ -70,7 +70,7 @@ class Candidate(Generic[F]):
 
     @property
     def origin(self) -> str:
-        """Where the kernel comes from: `prebuilt`, `pack NAME` or `jit`."""
+        """The kernel's origin: `prebuilt`, `pack NAME` or `jit`."""
         return "jit" if self.info is None else self.info.origin
 
 
@@ -148,11 +148,11 @@ class KernelSearch(abc.ABC, Generic[F]):
         return itertools.chain(ordered, (dataclasses.replace(candidate, width=width) for width in others))
 
     def widths(self, candidate: Candidate[F]) -> Sequence[int]:
-        """The columns of a tile that a candidate may be launched with; 0 where its kernel decides."""
+        """The columns of a tile that a candidate may be launched with; (0,) for kernels with one width."""
         return (0,)
 
     def helpers(self, formulation: F) -> Sequence[KernelSearch[Any]]:
-        """Kernels that are launched beside the one of a formulation, such as casts."""
+        """The searches of further kernels that a formulation launches, such as casts."""
         return ()
 
     def least(self, candidate: Candidate[F]) -> float:

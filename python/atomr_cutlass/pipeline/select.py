@@ -46,7 +46,7 @@ def _running(search: KernelSearch[F], group: Sequence[F]) -> Iterator[Kernel]:
 
 
 def unfit(search: KernelSearch[Any], key: KernelKey, shared_bytes: int) -> str:
-    """Why the device cannot hold a kernel, or its reduction is not the problem's; empty where neither is so."""
+    """Why a kernel cannot be used: its shared memory or its reduction; empty if it can."""
     if shared_bytes > search.device.shared_memory:
         return "it needs more shared memory than the GPU has"
     other = search.batch_invariant and (reduction(search) is None or reduction_of(key) != reduction(search))

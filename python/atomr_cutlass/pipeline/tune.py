@@ -59,7 +59,7 @@ def tune(
     seed: int = 0,
     progress: Callable[[Iterable[Any], int], Iterable[Any]] | None = None,
 ) -> list[TuneRecord]:
-    """Times every kernel that could serve each request, checks the fastest against the reference, and remembers it.
+    """Times every kernel that serves each request, checks the fastest against the reference, and records it.
 
     Operands are random, dense and not in L2 when a launch begins; launches are those of a CUDA graph, timed by events.
     Every kernel is tried as the model would launch it; those near the fastest with each of their launch options; the
@@ -157,7 +157,7 @@ def _measured(
 
 
 def _known_of(request: Request, known: tuning.Records) -> dict[str, TuneRecord]:
-    """The records of a request by the model of GPU; its problem is the same on all of them."""
+    """The records of a request by model of GPU, on all of which its problem is the same."""
     device = devices.imagined(request.arch or SmArch.SM90A)
     search = operation_of(request).search(request, device) if known else None
     problem = None if search is None else tuning.identity(search.tuned_problem)
@@ -195,7 +195,7 @@ def _turn(gpus: Sequence[int]) -> Iterator[int]:
 
 
 def load_tuning(path: str | os.PathLike[str], *, gpu: str | None = None) -> int:
-    """Reads tuned choices, which plans made from now on follow. Plans that exist stay as they are.
+    """Reads tuned choices, which plans made from now on use. Plans that exist stay as they are.
 
     Of several records for one problem and GPU the fastest counts, in whatever order files are read: processes with the
     same files choose the same kernels. A record whose kernel is neither in the table nor may be compiled, or does not

@@ -33,7 +33,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class TuneRecord:
-    """The fastest kernel for a problem on one model of GPU, as it was measured.
+    """The kernel that was measured as the fastest for a problem on one model of GPU.
 
     Attributes:
         gpu: the model, as its driver names it.

@@ -58,7 +58,7 @@ class RunResult:
 
     @property
     def ok(self) -> bool | None:
-        """Whether every element is right; None where nothing was compared."""
+        """Whether all elements are within the tolerance; None where nothing was compared."""
         return None if self.mismatches is None else self.mismatches == 0
 
     @property
@@ -121,7 +121,7 @@ def run(
 
 
 def _timed(made: Plan, operation: PlannedOperation[Any], views: Mapping[str, Any]) -> tuple[int, float]:
-    """(how many calls were timed, seconds of one)."""
+    """(number of timed calls, seconds of one)."""
 
     def launch(times: int) -> float:
         start = time.perf_counter()

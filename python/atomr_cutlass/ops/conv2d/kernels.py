@@ -261,7 +261,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
 
 
 def _check(problem: ConvProblem) -> None:
-    """Refuses empty results, element types that nothing multiplies, and a C with strides of its own."""
+    """Refuses empty results, element types without kernels, and a C with other strides than D."""
     g = problem.geometry
     if 0 in problem.d.shape or g.n == 0:
         raise UnsupportedError(

@@ -40,7 +40,7 @@ SUMS_OVER_IMAGES = "the gradient of a filter is a sum over the pixels of all ima
 
 
 class ConvLayout(enum.Enum, metaclass=Members):
-    """The order in which operands name their dimensions. In memory the channels are contiguous in either."""
+    """The order of the operands' dimensions. In memory the channels are contiguous in either."""
 
     NHWC = "nhwc"
     NCHW = "nchw"

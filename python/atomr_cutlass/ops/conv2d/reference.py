@@ -116,7 +116,7 @@ class ConvProbe(Probe["ConvRequest"]):
         return self._called(absolute_convolution, part)
 
     def _called(self, function: Callable[..., Array], part: Arrays, **how: Any) -> Array:
-        """Calls a function of the reference for the request's operation; with a tree, for a matrix."""
+        """The result of a function of the reference on a part; with a tree, as a matrix."""
         a, b = (part[name] for name in OPERANDS[self.request.op])
         c = part["c"] if self.request.epilogue.beta != 0 else None  # with beta 0 it may be an operand of the tree
         made = function(self.request.op, a, b, part["out"].shape, c, **how, **self.how)

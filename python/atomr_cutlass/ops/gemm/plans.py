@@ -137,7 +137,7 @@ def scale_shapes(m: int, n: int, k: int) -> dict[str, tuple[tuple[int, ...], tup
 
 
 def scale_forms(problem: GemmProblem, a: _core.Operand | None, b: _core.Operand | None) -> tuple[str, str]:
-    """The forms of arrays as scale_a and scale_b: `tensor`, `vector` or, for both or neither, `block`."""
+    """The forms of the arrays scale_a and scale_b: `tensor`, `vector` or, for both or neither, `block`."""
     shapes = scale_shapes(problem.m, problem.n, problem.k)
     given = tuple(() if view is None else view.shape for view in (a, b))
     found = []
@@ -233,7 +233,7 @@ def search_for(
 
 
 def is_plain(problem: GemmProblem, scales: Scales, fusion: Fusion | None) -> bool:
-    """Whether D is alpha A B + beta C and no more."""
+    """Whether D is alpha A B + beta C, without scales, a tree or a gate."""
     return problem.epilogue == LINEAR and scales == NO_SCALES and fusion is None
 
 
@@ -244,7 +244,7 @@ def from_candidate(
     scales: Scales = NO_SCALES,
     fusion: Fusion | None = None,
 ) -> Plan:
-    """The plan with this kernel, which need not be the best one; see `make`."""
+    """The plan with a given kernel; see `make`."""
     key, formulation = candidate.key, candidate.formulation
     epilogue, plain = formulation.problem.epilogue, is_plain(problem, scales, fusion)
     steps = Steps(problem.device, how.stream)

@@ -157,7 +157,7 @@ def _result_shape(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms
 
 
 def random_fp4(generator: np.random.Generator, request: GemmRequest) -> Arrays:
-    """A, B and their scales in plain forms, as the reference takes them: normally distributed values, quantized."""
+    """A, B and their scales in plain forms, as the reference takes them: quantized normal values."""
     shape = request.shape
     batch = () if shape.batch == 1 else (shape.batch,)
     arrays: Arrays = {}

@@ -260,7 +260,7 @@ def from_candidate(
     how: PlanOptions = DEFAULT_OPTIONS,
     fusion: Fusion | None = None,
 ) -> Plan:
-    """The plan with this kernel, which need not be the best one; see `make`."""
+    """The plan with a given kernel; see `make`."""
     key, formulation = candidate.key, candidate.formulation
     steps = Steps(problem.device, how.stream)
 

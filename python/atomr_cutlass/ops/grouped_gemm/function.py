@@ -221,7 +221,7 @@ class _GroupedGemm(Product):
         return {label: operands.upload(array, 0, columns=label in columns) for label, array in host.items()}
 
     def _before(self) -> dict[str, AnyArray]:
-        """D before the call, by label, on the host; refuses results that share memory, as plans do themselves."""
+        """Host copies of D before the call, by label; refuses results that share memory, as plans do."""
         operands.check_apart({label: view for label, view in self.views.items() if label in self.results}, {})
         return {
             label: np.zeros(result.shape, numpy_dtype(self.result)) if result.view is None else self.fetch(result.view)
@@ -326,7 +326,7 @@ def _check_kinds(arrays: Mapping[str, Any]) -> None:
 
 
 def _list_form(views: dict[str, Views]) -> tuple[str, int, list[Extents], list[Shape]]:
-    """(the form, how many groups, (M, N, K) of each, extents of D's arrays) of lists."""
+    """(form, number of groups, (M, N, K) of each, shapes of D's arrays) of lists."""
     every = []
     for index, (a, b) in enumerate(zip(views["a"], views["b"], strict=True)):
         for name, view in (("a", a), ("b", b)):
@@ -339,7 +339,7 @@ def _list_form(views: dict[str, Views]) -> tuple[str, int, list[Extents], list[S
 
 
 def _array_form(views: dict[str, Views]) -> tuple[str, int, list[Extents], list[Shape]]:
-    """(the form, how many groups, (M, N, K), extents of D) of arrays, each in a list of its own."""
+    """(form, number of groups, (M, N, K), shape of D) of arrays, each in a list of one."""
     a, b = views["a"][0].shape, views["b"][0].shape
     form = {(2, 3): CONTIGUOUS, (3, 3): MASKED, (2, 2): ALONG_K}.get((len(a), len(b)))
     if form is None:
@@ -360,7 +360,7 @@ def _array_form(views: dict[str, Views]) -> tuple[str, int, list[Extents], list[
 
 
 def _divided_by(views: dict[str, Views], groups: int, form: str) -> str:
-    """Which of offsets and counts is given; refuses both, the wrong one, and other shapes and dtypes."""
+    """The name of the given one of offsets and counts; refuses both, the wrong one, and other shapes and dtypes."""
     given = [name for name in ("offsets", "counts") if name in views]
     if form == MASKED and given != ["counts"]:
         raise InvalidOperandError("a 3-D a takes counts, the rows of each group that are there, and no offsets")

@@ -70,7 +70,7 @@ def quantize(
     backend: str = "auto",
     jit: str | None = None,
 ) -> QuantizedArray:
-    """Values in a narrow type, and scales such that the largest magnitude that shares one meets the type's largest.
+    """Quantizes to a narrow type, with scales that map the largest magnitude of each group to the type's largest value.
 
     GPU arrays stay on the GPU; nothing waits for it. There values are divided by their scale in float32, and may so be
     one step off from NumPy's, which are rounded once. A is quantized as it is, (M, K). B, whose scales run along K too,
@@ -307,7 +307,7 @@ def _parse_inverse(call: Call) -> _Dequantize:
 
 
 def _scales(name: str, shape: tuple[int, ...], scaling: str) -> Result:
-    """The array of the scales of a matrix, which is named so, as it would be made; refuses parts of fp4's vectors."""
+    """The shape and type of the scales of a matrix; `name` is its name in errors. Refuses partial vectors of fp4."""
     kind, block = scale_type(scaling), FORMS[scaling][1]
     rows, columns = (-(-extent // size) if size else 1 for extent, size in zip(shape, block, strict=True))
     extents: tuple[int, ...] = (rows, columns) if any(block) else (1,)
@@ -321,7 +321,7 @@ def _scales(name: str, shape: tuple[int, ...], scaling: str) -> Result:
 def _into(
     outs: Mapping[str, Any], results: dict[str, Result], inputs: Mapping[str, _core.Operand]
 ) -> dict[str, Result]:
-    """The results in the caller's arrays, where there are such; refuses arrays that new ones would not be like."""
+    """The results in the caller's arrays, if any; refuses arrays that differ from new ones."""
     views = views_of(outs, outs)
     check_devices({**inputs, **views})
     for name, view in views.items():
@@ -339,7 +339,7 @@ def _into(
 
 
 def _views(function: str, call: Call, scaling: str, **more: Any) -> dict[str, _core.Operand]:
-    """The views of the arrays of either function, with the arguments checked that both have."""
+    """The views of the arrays of either function, after checks of the arguments that both have."""
     call.check(function, scaling=scaling, **more)
     if scaling not in SCALINGS:
         raise InvalidOperandError(f"unknown scaling {scaling!r}; valid: {', '.join(SCALINGS)}")

@@ -282,7 +282,7 @@ def _spread(scale: AnyArray, shape: tuple[int, ...], block: tuple[int, ...]) -> 
 
 
 def _in_vectors(x: AnyArray, axis: int, vector: int) -> FloatArray:
-    """The array with `axis` last, which vectors divide."""
+    """The array with `axis` last; refuses an extent that is no multiple of `vector`."""
     if not -x.ndim <= axis < x.ndim:
         raise InvalidOperandError(f"axis is {axis}, but the shape is {x.shape}")
     if x.shape[axis] % vector:
@@ -293,7 +293,7 @@ def _in_vectors(x: AnyArray, axis: int, vector: int) -> FloatArray:
 
 
 def _block_scaled(last: FloatArray, block: tuple[int], scale: AnyArray, axis: int, second: float) -> BlockScaled:
-    """e2m1 of vectors divided by their scales; the scaled axis is last in both."""
+    """Vectors divided by their scales, rounded to e2m1; the scaled axis is last in both arguments."""
     with np.errstate(over="ignore", under="ignore"):
         values = saturating_cast(last / (_spread(scale, last.shape, block) * second), CutlassDtype.F4E2M1)
     values, scale = (np.ascontiguousarray(np.moveaxis(each, -1, axis)) for each in (values, scale))

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from atomr_cutlass import SmArch
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.epilogue import EpilogueVisitorTree, EvtBuilder
-from atomr_cutlass.epilogue import bound as fused
-from atomr_cutlass.epilogue.bound import Fusion, GroupedFusion, GroupOperand, TreeArray
+from atomr_cutlass.epilogue.fusion import Fusion, GroupedFusion, GroupOperand, TreeArray
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.epilogue.lower import (
     LINEAR,
@@ -44,13 +44,13 @@ from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.ops.conv2d.problem import ConvGeometry, ConvProblem, conv_geometry
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.plans import NO_SCALES, Scale, Scales, from_candidate, with_scales
+from atomr_cutlass.ops.gemm.problem import GemmProblem, fused_problem
 from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plans
 from atomr_cutlass.ops.grouped_gemm.kernels import GroupedSearch
 from atomr_cutlass.ops.grouped_gemm.problem import CONTIGUOUS, GroupedProblem, GroupScale
 from atomr_cutlass.pipeline import select
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.plan import Plan
-from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 from atomr_cutlass.pipeline.search import Candidate
 
 D = CutlassDtype
@@ -236,7 +236,7 @@ def plan_of(case: Case, key: KernelKey, device: Device, like: Any = None) -> Pla
     if case.scaled:
         both = (Scale(specs[name].shape, specs[name].strides, "vector") for name in ("scale_a", "scale_b"))
         scales = Scales(*both)
-    followed = fused.problem_for(with_scales(problem, scales), fusion, epilogue_id(case.base, case.program))
+    followed = fused_problem(with_scales(problem, scales), fusion, epilogue_id(case.base, case.program))
     candidate: Candidate[Any] = select.candidate_of(GemmSearch(followed, device), key)
     return from_candidate(problem, candidate, scales=scales, fusion=fusion)
 

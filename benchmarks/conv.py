@@ -29,13 +29,13 @@ from harness import Call, Results, Row, against_best, compared, gpu, means, set_
 
 import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.arrays.numerics import math_mode
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.ops.conv2d import kernels as conv_plan
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, WGRAD, ConvGeometry, ConvProblem, conv_geometry
 from atomr_cutlass.pipeline import devices, select
-from atomr_cutlass.pipeline.problem import MatrixSpec
 from conv_layers import CONVNEXT_TINY, MOBILENET_V2, RESNET50, Layer
 
 D = CutlassDtype

@@ -39,9 +39,9 @@ from atomr_cutlass.epilogue.results import MatrixResult
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.epilogue.tree import COLUMN, MASK, MATRIX, ROW, SCALAR, Input
 from atomr_cutlass.ops.gemm.plans import NO_SCALES, Scale, Scales, make, scale_forms
+from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.plan import Plan
-from atomr_cutlass.pipeline.problem import GemmProblem
 
 D = CutlassDtype
 

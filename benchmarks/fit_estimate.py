@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from atomr_cutlass import _core
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.generator import key_file
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
@@ -37,9 +38,9 @@ from atomr_cutlass.generator.key import COLUMN, KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.rules import FEW
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.pipeline import estimate
 from atomr_cutlass.pipeline.devices import Device
-from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 _SHARED = SmArch.SM90A.shared_memory
 DEVICES = {

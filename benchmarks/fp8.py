@@ -48,14 +48,15 @@ from shapes import draw, purpose
 
 import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.generator import matrix
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch
 from atomr_cutlass.ops.gemm.plans import NO_SCALES, Scale, Scales, from_candidate, scale_forms, with_scales
+from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.planning import PlanOptions
-from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 D = CutlassDtype
 E4M3 = D.F8E4M3

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from atomr_cutlass import _core
+    from atomr_cutlass.arrays.layouts import MatrixSpec
     from atomr_cutlass.generator.key import KernelKey
     from atomr_cutlass.ops.gemm.kernels import GemmCandidate
-    from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
+    from atomr_cutlass.ops.gemm.problem import GemmProblem
 
 EXTENT = 256
 """Of the products that are launched: so small that the GPU never makes the host wait."""
@@ -39,7 +40,8 @@ class Steps:
 
 def problem_of(key: KernelKey) -> GemmProblem:
     """A small product that the kernel computes."""
-    from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
+    from atomr_cutlass.arrays.layouts import MatrixSpec
+    from atomr_cutlass.ops.gemm.problem import GemmProblem
 
     extents = (EXTENT, EXTENT)
 

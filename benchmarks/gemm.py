@@ -26,13 +26,14 @@ from harness import Call, Results, against_best, compared, gpu, set_count, timed
 
 import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.arrays.numerics import default_out_dtype, math_mode
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate, make
+from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.pipeline import devices, estimate, select
 from atomr_cutlass.pipeline.planning import PlanOptions
-from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 D = CutlassDtype
 

@@ -59,10 +59,10 @@ import atomr_cutlass as ac
 from atomr_cutlass.arrays.numerics import default_out_dtype
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate, make
+from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.plan import Plan
 from atomr_cutlass.pipeline.planning import PlanOptions
-from atomr_cutlass.pipeline.problem import GemmProblem
 
 ALIGNMENT = 256
 """Bytes at which every operand begins, as allocations do."""

@@ -48,13 +48,13 @@ from harness import (
 
 import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.ops.grouped_gemm import kernels as grouped_plan
 from atomr_cutlass.ops.grouped_gemm.problem import ALONG_K, CONTIGUOUS, GroupedProblem, GroupScale, scale_forms
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.plan import Plan
-from atomr_cutlass.pipeline.problem import MatrixSpec
 from atomr_cutlass.pipeline.search import Candidate
 
 KINDS = ("bf16", "bf16 along k", "fp8 rows", "fp8 rows fast", "fp8 blocks")

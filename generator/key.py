@@ -27,8 +27,7 @@ class KernelKey:
     TF32 math is a property of the multiplication: operands of tf32 kernels have element type F32 and `math` says tf32.
 
     Attributes:
-        op: operation: `gemm`, `grouped_gemm`, `conv2d_fprop`, `conv2d_dgrad`, `conv2d_wgrad`, or a helper's, such as
-            `cast`.
+        op: an operation's name, such as `gemm`, or a helper's, such as `cast`.
         generation: template family: `sm80` (CUTLASS 2.x), `sm90`, `sm100` or `sm120` (CUTLASS 3.x).
         arch: compile target.
         a, b, d, acc: element types of A, B, of C and D, and of the accumulator.

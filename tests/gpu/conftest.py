@@ -17,8 +17,8 @@ import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass.ops.gemm.kernels import GemmCandidate
+from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.pipeline.call import kept_plans
-from atomr_cutlass.pipeline.problem import GemmProblem
 
 COMPILED = "ATOMR_CUTLASS_TEST_JIT" in os.environ
 

@@ -13,6 +13,7 @@ import pytest
 
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch
+from atomr_cutlass.arrays.layouts import flipped
 from atomr_cutlass.generator.epilogue.lower import LINEAR, SCALED
 from atomr_cutlass.generator.families import gemm_sm80, gemm_sm90
 from atomr_cutlass.generator.key import COLUMN
@@ -21,7 +22,6 @@ from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.planning import PlanOptions
-from atomr_cutlass.pipeline.problem import flipped
 from atomr_cutlass.pipeline.search import ALONG_N, Candidate
 from fp8_matrices import Scaling, assert_scaled, guarded, scales, scales_of
 from fp8_matrices import placed as fp8_placed
@@ -29,7 +29,7 @@ from gpu_matrices import Guarded, assert_launches, assert_product, captured, ker
 
 if TYPE_CHECKING:
     from atomr_cutlass.generator.key import KernelKey
-    from atomr_cutlass.pipeline.problem import GemmFormulation, GemmProblem
+    from atomr_cutlass.ops.gemm.problem import GemmFormulation, GemmProblem
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 

@@ -9,13 +9,13 @@ import pytest
 
 import atomr_cutlass as ac
 import every_cell
+from atomr_cutlass.arrays.layouts import MatrixSpec, round_up
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.families import transpose
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.ops.gemm import helpers
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.plan import Steps
-from atomr_cutlass.pipeline.problem import MatrixSpec, round_up
 from atomr_cutlass.pipeline.search import ExactSearch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from atomr_cutlass import SmArch
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.epilogue import EvtBuilder, validate
 from atomr_cutlass.generator.epilogue import common
 from atomr_cutlass.generator.epilogue.common import COMMON_ACTIVATIONS, COMMON_ROWS
@@ -34,7 +35,6 @@ from atomr_cutlass.ops.conv2d.kernels import ConvFormulation, ConvSearch
 from atomr_cutlass.ops.conv2d.problem import ConvGeometry, ConvProblem, conv_geometry, result_shape
 from atomr_cutlass.pipeline import devices, table, verification
 from atomr_cutlass.pipeline.devices import Device
-from atomr_cutlass.pipeline.problem import MatrixSpec
 from atomr_cutlass.pipeline.search import Candidate
 from atomr_cutlass.pipeline.table import KernelInfo
 

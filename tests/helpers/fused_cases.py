@@ -17,6 +17,7 @@ import fake_cases
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import _core
 from atomr_cutlass.arrays import operands
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.epilogue import EpilogueVisitorTree, EvtBuilder, validate
 from atomr_cutlass.epilogue.results import MatrixResult
 from atomr_cutlass.generator.epilogue.common import bias_and_activation, quantize
@@ -25,10 +26,10 @@ from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import with_epilogue
 from atomr_cutlass.ops.gemm import function as gemm_function
 from atomr_cutlass.ops.gemm import plans
+from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.pipeline import probe, verify
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.operation import operation_of
-from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 TF32 = ac.CutlassDtype.TF32
 ROWS, COLUMNS = ac.GemmLayout

@@ -6,7 +6,8 @@ import dataclasses
 from typing import Any
 
 from atomr_cutlass import CutlassDtype as D
-from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
+from atomr_cutlass.arrays.layouts import MatrixSpec
+from atomr_cutlass.ops.gemm.problem import GemmProblem
 
 
 def dense(

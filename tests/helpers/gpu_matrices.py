@@ -18,6 +18,7 @@ import pytest
 
 from atomr_cutlass import reference
 from atomr_cutlass.arrays import numerics, operands
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.arrays.numerics import default_out_dtype, math_mode
 from atomr_cutlass.generator import matrix
 from atomr_cutlass.generator.archs import SmArch
@@ -27,9 +28,9 @@ from atomr_cutlass.generator.rules import FEW
 from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate
+from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.pipeline import devices, select, table
 from atomr_cutlass.pipeline.planning import PlanOptions
-from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,6 +21,7 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, _core
 from atomr_cutlass import epilogue as evt
 from atomr_cutlass.arrays import operands
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.epilogue import validate
 from atomr_cutlass.generator.epilogue.common import bias_and_activation
 from atomr_cutlass.generator.epilogue.lower import COMMON, SCALED_COMMON, epilogue_id
@@ -31,7 +32,6 @@ from atomr_cutlass.ops.grouped_gemm.kernels import ENTRY
 from atomr_cutlass.pipeline import probe, table
 from atomr_cutlass.pipeline.call import kept_plans
 from atomr_cutlass.pipeline.operation import operation_of
-from atomr_cutlass.pipeline.problem import MatrixSpec
 
 Values = np.ndarray[Any, Any]
 

@@ -16,8 +16,9 @@ import numpy as np
 from atomr_cutlass import SmArch
 from atomr_cutlass import epilogue as evt
 from atomr_cutlass.arrays import numerics
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.arrays.numerics import FAST
-from atomr_cutlass.epilogue.bound import GroupedFusion, GroupOperand
+from atomr_cutlass.epilogue.fusion import GroupedFusion, GroupOperand
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.common import bias_and_activation
 from atomr_cutlass.generator.epilogue.lower import LINEAR, SCALED, epilogue_id
@@ -34,7 +35,6 @@ from atomr_cutlass.ops.grouped_gemm.problem import (
 )
 from atomr_cutlass.pipeline import select
 from atomr_cutlass.pipeline.devices import Device
-from atomr_cutlass.pipeline.problem import MatrixSpec
 from tree_cases import Layout
 
 CONTIGUOUS, MASKED, ALONG_K = "contiguous", "masked", "along_k"

@@ -17,10 +17,10 @@ import numpy as np
 from atomr_cutlass import epilogue as evt
 from atomr_cutlass import reference
 from atomr_cutlass.arrays import numerics
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.arrays.numerics import FloatArray
 from atomr_cutlass.arrays.operands import BYTE
-from atomr_cutlass.epilogue import bound as fused
-from atomr_cutlass.epilogue.bound import Fusion, TreeArray
+from atomr_cutlass.epilogue.fusion import Fusion, TreeArray
 from atomr_cutlass.epilogue.results import MatrixResult
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
@@ -30,9 +30,9 @@ from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.rules import accumulator
 from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch
+from atomr_cutlass.ops.gemm.problem import GemmProblem, fused_problems
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.devices import Device
-from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 from random_trees import Dice, operand_shapes, operands_like, random_tree, random_values
 
 Array = np.ndarray[Any, Any]
@@ -204,7 +204,7 @@ class Case:
     def candidate(self, device: Device) -> GemmCandidate:
         """The kernel."""
         problem = self.problem
-        problems = fused.problem_of(problem, self.fusion, problem.epilogue)
+        problems = fused_problems(problem, self.fusion, problem.epilogue)
         if not self.cell:
             return select.choose(GemmSearch(problems, device, self.arch))
         for search in (GemmSearch(problem, device) for problem in problems):

@@ -23,14 +23,15 @@ from atomr_cutlass import (
     SmArch,
 )
 from atomr_cutlass import CutlassDtype as D
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.generator.rules import FEW, SPLIT
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.operation import GemmOperation
+from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.pipeline import reduction, select
 from atomr_cutlass.pipeline.devices import Device
-from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 from atomr_cutlass.pipeline.reduction import VARIABLE, reduction_of
 from fake_table import A100, H200
 

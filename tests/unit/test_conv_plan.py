@@ -12,6 +12,7 @@ import pytest
 import fake_table
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, _core, reference
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.arrays.numerics import math_mode
 from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from atomr_cutlass.generator.epilogue.lower import has_tree
@@ -38,7 +39,6 @@ from atomr_cutlass.ops.conv2d.problem import (
 )
 from atomr_cutlass.pipeline import devices, estimate, search, select, table
 from atomr_cutlass.pipeline.plan import Steps
-from atomr_cutlass.pipeline.problem import MatrixSpec
 from fake_table import A100, ADA, H200
 
 OPS = (FPROP, DGRAD, WGRAD)

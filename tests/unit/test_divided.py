@@ -12,6 +12,7 @@ import pytest
 import fake_table
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import KernelNotFoundError, SmArch
+from atomr_cutlass.arrays.layouts import MatrixSpec, row_major
 from atomr_cutlass.generator.families import gemm_sm80, gemm_sm90
 from atomr_cutlass.generator.families.cast import cast
 from atomr_cutlass.generator.key import KernelKey, shared_memory
@@ -21,10 +22,10 @@ from atomr_cutlass.ops.conv2d.problem import FPROP, ConvProblem, conv_geometry
 from atomr_cutlass.ops.gemm import helpers, plans
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate
+from atomr_cutlass.ops.gemm.problem import GemmFormulation, GemmProblem
 from atomr_cutlass.pipeline import devices, estimate, planning, select
 from atomr_cutlass.pipeline.plan import NO_PRODUCT, PRODUCT, Steps
 from atomr_cutlass.pipeline.planning import PlanOptions
-from atomr_cutlass.pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, row_major
 from atomr_cutlass.pipeline.search import Candidate
 from fake_table import A100, H200
 from gemm_problems import dense

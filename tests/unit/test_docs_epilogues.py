@@ -14,8 +14,8 @@ import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.arrays.numerics import numpy_dtype
-from atomr_cutlass.epilogue import bound as fused
 from atomr_cutlass.epilogue import functions
 from atomr_cutlass.epilogue.bind import BoundEpilogue, bind
 from atomr_cutlass.epilogue.results import ImageResult, MatrixResult
@@ -25,10 +25,10 @@ from atomr_cutlass.generator.epilogue.ops import OPS
 from atomr_cutlass.generator.epilogue.tree import MAX_NODES, MAX_OPERANDS
 from atomr_cutlass.generator.rules import FP8_TYPES, accumulator
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.problem import GemmProblem, fused_problems
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.call import Call
 from atomr_cutlass.pipeline.call_options import CallOptions
-from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 EPILOGUES, COOKBOOK = ((DOCS / name).read_text(encoding="utf-8") for name in ("epilogues.md", "cookbook.md"))
@@ -150,7 +150,7 @@ def assert_served(arch: SmArch, **call: Any) -> None:
     problem = GemmProblem(spec(views["a"]), spec(views["b"]), None, spec(dense), "default", 0)
     base = "scaled" if dtype in FP8_TYPES else "lc"
     # The last way is the one that asks least of the kernel.
-    search = GemmSearch(fused.problem_of(problem, fusion, base)[-1], devices.imagined(arch), arch)
+    search = GemmSearch(fused_problems(problem, fusion, base)[-1], devices.imagined(arch), arch)
     assert select.choose(search, backend="jit")
 
 

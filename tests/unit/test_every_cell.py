@@ -11,6 +11,7 @@ import pytest
 import every_cell
 import fake_table
 from atomr_cutlass import SmArch
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.generator import records
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.epilogue.common import COMMON_ACTIVATIONS, COMMON_ROWS, form_of
@@ -19,9 +20,9 @@ from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, WGRAD
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.pipeline import devices, select, verification
 from atomr_cutlass.pipeline.operation import planned_operations
-from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 H200 = fake_table.H200
 

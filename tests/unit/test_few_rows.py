@@ -11,6 +11,7 @@ import pytest
 import fake_table
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, _core
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.generator.families import gemm_few_sm90
 from atomr_cutlass.generator.families.gemm_few_sm90 import MOST, RANKS, cell, shares, widths
 from atomr_cutlass.generator.key import KernelKey, shared_memory
@@ -18,9 +19,9 @@ from atomr_cutlass.generator.matrix import cells, family, preset_of, supports
 from atomr_cutlass.generator.render import render
 from atomr_cutlass.generator.rules import FEW
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.problem import GemmProblem, formulations
 from atomr_cutlass.pipeline import estimate, select
 from atomr_cutlass.pipeline.devices import Device
-from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, formulations
 from fake_table import H200
 from gemm_problems import dense
 

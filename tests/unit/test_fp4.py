@@ -22,22 +22,18 @@ import fake_table
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import GemmEpilogue, GemmLayout, GemmRequest, GemmShape, SmArch, _core
 from atomr_cutlass.arrays import fp4, operands
+from atomr_cutlass.arrays.scales import VECTOR, pack_fp4, swizzle_scales, swizzled_size, unswizzle_scales
 from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from atomr_cutlass.generator.families.gemm_sm100 import FP4_SCALES
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.plans import with_scales
 from atomr_cutlass.ops.quantize.reference import (
-    VECTOR,
     BlockScaled,
     dequantize_fp4,
     nvfp4_global_scale,
-    pack_fp4,
     quantize_mxfp4,
     quantize_nvfp4,
-    swizzle_scales,
-    swizzled_size,
-    unswizzle_scales,
 )
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.operation import operation_of

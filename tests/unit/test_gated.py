@@ -20,11 +20,11 @@ from atomr_cutlass.ops.gated_gemm import function as gated
 from atomr_cutlass.ops.gated_gemm.function import GATES
 from atomr_cutlass.ops.gemm import plans
 from atomr_cutlass.ops.gemm.plans import Scales
+from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.pipeline.call import Call
 from atomr_cutlass.pipeline.call_options import CallOptions
 from atomr_cutlass.pipeline.operation import operation_of
 from atomr_cutlass.pipeline.probe import Check
-from atomr_cutlass.pipeline.problem import GemmProblem
 from atomr_cutlass.reference import ACTIVATIONS
 from fake_gpu import FakeGpu, fetch, operands_of, place
 

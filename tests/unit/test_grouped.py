@@ -27,7 +27,8 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch
 from atomr_cutlass import epilogue as evt
 from atomr_cutlass.arrays import operands
-from atomr_cutlass.epilogue.bound import GroupedFusion, GroupOperand
+from atomr_cutlass.arrays.layouts import MatrixSpec
+from atomr_cutlass.epilogue.fusion import GroupedFusion, GroupOperand
 from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, UnsupportedError
 from atomr_cutlass.generator.epilogue.common import bias_and_activation
 from atomr_cutlass.generator.matrix import ARCHS, expand, preset_of, supports
@@ -43,7 +44,6 @@ from atomr_cutlass.ops.grouped_gemm.problem import (
 )
 from atomr_cutlass.pipeline import devices, select, verify
 from atomr_cutlass.pipeline.operation import operation_of
-from atomr_cutlass.pipeline.problem import MatrixSpec
 from dlpack_arrays import Array
 
 Values = np.ndarray[Any, Any]

@@ -25,14 +25,13 @@ LAYERS = (
     ("errors", "arrays.symbols"),
     ("arrays.numerics", "checks", "jit.locks", "pipeline.call_options", "pipeline.devices", "pipeline.pack",
      "pipeline.reduction", "pipeline.tuning"),
-    ("arrays.frameworks", "epilogue", "jit", "ops.quantize.reference", "pipeline.estimate", "pipeline.plan_cache",
-     "pipeline.problem", "pipeline.table", "serving.supervisor"),
-    ("arrays.layouts", "arrays.operands", "pipeline.heuristic", "pipeline.search", "pipeline.verification",
+    ("arrays.frameworks", "arrays.layouts", "arrays.scales", "epilogue", "jit", "pipeline.estimate",
+     "pipeline.plan_cache", "pipeline.table", "serving.supervisor"),
+    ("arrays.operands", "ops.quantize.reference", "pipeline.heuristic", "pipeline.search", "pipeline.verification",
      "reference.parts"),
-    ("pipeline.plan", "reference.tree"),
-    ("epilogue.bound",),
-    ("arrays.fp4", "ops.conv2d.problem", "ops.grouped_gemm.problem", "pipeline.operation",
-     "pipeline.pack_build", "pipeline.select", "reference.tree_error"),
+    ("arrays.fp4", "epilogue.fusion", "pipeline.plan", "reference.tree"),
+    ("epilogue.plan_operands", "ops.conv2d.problem", "ops.gemm.problem", "ops.grouped_gemm.problem",
+     "pipeline.operation", "pipeline.pack_build", "pipeline.select", "reference.tree_error"),
     ("epilogue.results", "ops.gemm.helpers", "ops.quantize.operation", "pipeline.request",
      "reference"),
     ("ops.gemm.kernels", "pipeline.bindings", "pipeline.call", "pipeline.explanation", "pipeline.probe",
@@ -160,6 +159,15 @@ def test_imports_of_the_package_point_one_way(path: Path) -> None:
     imported = {_room(name) for name in _imported(path, inside=not module.endswith(".operation"))}
     wrong = {name for name in imported if name != room and LAYER[name] >= LAYER[room]}
     assert wrong == set(), f"{module} imports from its own layer or from a later one"
+
+
+@pytest.mark.parametrize("folder", ["arrays", "epilogue", "jit", "pipeline", "reference"])
+def test_shared_folders_import_no_operation(folder: str) -> None:
+    imported = {
+        path.name: {name for name in _imported(path) if name.startswith("ops.")}
+        for path in (PACKAGE / folder).glob("*.py")
+    }
+    assert {name for name, operations in imported.items() if operations} == set()
 
 
 def test_import_chains_are_at_most_ten_modules_deep() -> None:

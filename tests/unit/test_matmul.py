@@ -25,16 +25,17 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import HeuristicCache, HeuristicKey, MatmulRequest, ScaleSet, _core
 from atomr_cutlass import MatmulEpilogue as E
 from atomr_cutlass.arrays import operands
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.arrays.numerics import numpy_dtype, saturating_cast
 from atomr_cutlass.errors import InvalidOperandError, KernelNotFoundError, LibraryError, UnsupportedError
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.ops.matmul import function as of_matmul
 from atomr_cutlass.ops.matmul.operation import FORMS
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.heuristic import heuristics
-from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 from atomr_cutlass.pipeline.search import Candidate
 from dlpack_arrays import Array as DlpackArray
 from dlpack_arrays import CudaArray

@@ -451,7 +451,7 @@ def test_the_table_of_groups_is_packed_as_the_abi_lays_it_out() -> None:
     fields = _core.layout()["atomr_cutlass_group"]
     kinds = {("p", 8): "Q", ("i", 8): "q", ("i", 4): "i"}
     assert "".join(kinds[kind, size] for _, _, size, kind in fields) == "Q" * 6 + "q" * 4 + "i" * 4
-    assert ENTRY.format == "<6Q4q4i"
+    assert ENTRY.format == "<" + 6 * "Q" + 4 * "q" + 4 * "i"
     assert ENTRY.size == sum(size for _, _, size, _ in fields)
 
 

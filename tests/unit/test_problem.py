@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import GemmEpilogue, GemmLayout, GemmRequest, GemmShape
+from atomr_cutlass.arrays import layouts
+from atomr_cutlass.arrays.layouts import MatrixSpec, View, views
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
-from atomr_cutlass.pipeline import problem
-from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, View, collapse_batches, formulations, views
+from atomr_cutlass.ops.gemm.problem import MAX_OUTER, GemmProblem, collapse_batches, formulations
 
 quick = settings(max_examples=250, deadline=None)
 
@@ -63,9 +64,9 @@ def test_batches_broadcast_as_in_numpy(a: tuple[int, ...], b: tuple[int, ...]) -
         want = np.broadcast_shapes(a, b)
     except ValueError:
         with pytest.raises(InvalidOperandError, match="do not broadcast"):
-            problem.broadcast_batches(a, b)
+            layouts.broadcast_batches(a, b)
     else:
-        assert problem.broadcast_batches(a, b) == want
+        assert layouts.broadcast_batches(a, b) == want
 
 
 @given(_batches, _batches)
@@ -77,9 +78,9 @@ def test_strides_broadcast_as_in_numpy(own: tuple[int, ...], target: tuple[int, 
         want = np.broadcast_to(array, (*target, 2, 3))
     except ValueError:
         with pytest.raises(InvalidOperandError, match="of c do not broadcast"):
-            problem.broadcast_to(spec, target, "c")
+            layouts.broadcast_to(spec, target, "c")
         return
-    got = problem.broadcast_to(spec, target, "c")
+    got = layouts.broadcast_to(spec, target, "c")
     assert got.shape == want.shape
     used = [(g, w) for g, w, extent in zip(got.strides, want.strides, want.shape, strict=True) if extent > 1]
     assert [g for g, _ in used] == [w for _, w in used]
@@ -223,7 +224,7 @@ def test_batches_that_no_single_stride_reaches_become_launches() -> None:
 
 
 def test_too_many_launches_are_refused() -> None:
-    n = problem.MAX_OUTER + 1
+    n = MAX_OUTER + 1
     a = MatrixSpec((n, 2, 4, 4), (64, 16, 4, 1), D.F16)
     d = MatrixSpec((n, 2, 4, 4), (32, 16, 4, 1), D.F16)
     with pytest.raises(UnsupportedError, match=rf"{n} launches would be needed, at most 4096"):

@@ -16,8 +16,8 @@ import quantize_cases
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import _core
 from atomr_cutlass.arrays import operands
+from atomr_cutlass.arrays.scales import swizzled_size
 from atomr_cutlass.ops.quantize import function as quantized
-from atomr_cutlass.ops.quantize.reference import swizzled_size
 
 CASES_FILE = "quantize_cases.py"
 

@@ -13,6 +13,7 @@ import pytest
 import atomr_cutlass as ac
 import fake_table
 from atomr_cutlass import EvtBuilder
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.arrays.numerics import numpy_dtype
 from atomr_cutlass.epilogue.results import MatrixResult
 from atomr_cutlass.errors import InvalidOperandError, UnsupportedError
@@ -21,10 +22,10 @@ from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.gemm import plans
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.plans import Scale, Scales, scale_forms
+from atomr_cutlass.ops.gemm.problem import GemmProblem, collapse_batches
 from atomr_cutlass.pipeline import select
 from atomr_cutlass.pipeline.operation import operation_of
 from atomr_cutlass.pipeline.probe import Check
-from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, collapse_batches
 from fake_table import H200
 
 

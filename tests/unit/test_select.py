@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import fake_table
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import GemmEpilogue, GemmLayout, GemmRequest, GemmShape, SmArch, _core, explain
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.errors import DeviceUnavailableError, InvalidOperandError, KernelNotFoundError, UnsupportedError
 from atomr_cutlass.generator.families import gemm_sm90
 from atomr_cutlass.generator.key import KernelKey
@@ -25,9 +26,9 @@ from atomr_cutlass.generator.matrix import ARCHS, expand, supports
 from atomr_cutlass.generator.render import render
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch
+from atomr_cutlass.ops.gemm.problem import GemmProblem, formulations
 from atomr_cutlass.pipeline import devices, estimate, select, tuning
 from atomr_cutlass.pipeline.devices import Device
-from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec, formulations
 from fake_table import A100, ADA, H200
 
 FULL = expand("full", ARCHS["gemm"])

@@ -18,8 +18,8 @@ from atomr_cutlass.generator.matrix import cells, family, preset_of, supports
 from atomr_cutlass.generator.render import render
 from atomr_cutlass.generator.rules import SPLIT
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.problem import GemmFormulation, GemmProblem, formulations
 from atomr_cutlass.pipeline import estimate, select
-from atomr_cutlass.pipeline.problem import GemmFormulation, GemmProblem, formulations
 from fake_table import H200
 from gemm_problems import dense
 

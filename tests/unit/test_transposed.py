@@ -16,9 +16,9 @@ from atomr_cutlass.generator.families.transpose import transpose
 from atomr_cutlass.generator.matrix import cells, supports
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate, make
+from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.planning import PlanOptions
-from atomr_cutlass.pipeline.problem import GemmProblem
 from fake_table import A100, H200
 from gemm_problems import dense
 

@@ -15,11 +15,12 @@ import atomr_cutlass as ac
 import fake_cases
 import golden_gpu
 import tune_cases
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.cli.app import app
 from atomr_cutlass.generator import key_file
 from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.pipeline import profiler_csv, tuning
-from atomr_cutlass.pipeline.problem import GemmProblem, MatrixSpec
 
 KEYS = expand("smoke", [ac.SmArch.SM90A])
 SPEC = MatrixSpec((64, 64), (64, 1), ac.CutlassDtype.BF16)

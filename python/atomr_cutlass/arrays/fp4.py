@@ -1,4 +1,4 @@
-"""fp4 operands and their block scales: the contents of their arrays, and the forms in which kernels read them.
+"""fp4 operands and their block scales: checks, and conversions between the forms of the host and of kernels.
 
 On the GPU two elements share a byte, along K for A and B alike, and scales are flat, in the order of
 `quantization.swizzle_scales`. Host arrays may have one element a byte (ml_dtypes.float4_e2m1fn) and plain scales too.
@@ -6,7 +6,7 @@ On the GPU two elements share a byte, along K for A and B alike, and scales are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -16,13 +16,12 @@ from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype, ScaleType
 from ..generator.families.quantize import SCALE_TYPES
-from ..generator.key import COLUMN, ROW
 from ..generator.matrix import is_fp4_supported
-from ..ops.quantize.reference import VECTOR, pack_fp4, swizzle_scales, swizzled_size, unpack_fp4, unswizzle_scales
-from ..pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec
 from . import operands
+from .layouts import MatrixSpec
 from .numerics import BYTE, AnyArray, element_of, numpy_dtype, scale_type_of
 from .operands import CPU
+from .scales import VECTOR, pack_fp4, swizzle_scales, swizzled_size, unpack_fp4, unswizzle_scales
 
 FP4: Final = CutlassDtype.F4E2M1
 _ELEMENTS: Final = (BYTE, FP4.dlpack)
@@ -31,29 +30,29 @@ SCALINGS: Final = SCALE_TYPES
 """The kinds of fp4, by the type of their scales."""
 
 ALIGNMENT: Final = 32
-"""Elements that kernels read at once: 16 bytes."""
+"""Elements of a vector access: 16 bytes."""
 
 SCALE_ALIGNMENT: Final = 16
 """Bytes that the address of scales must be a multiple of, for TMA."""
 
 ALONG: Final = {"a": -1, "b": -2}
-"""The dimension that K is."""
+"""The axis of K."""
 
 SCALE_ELEMENTS: Final = {
     ScaleType.F32: (ScaleType.F32.dlpack,),
     ScaleType.UE4M3: (ScaleType.UE4M3.dlpack,),
     ScaleType.UE8M0: (BYTE, ScaleType.UE8M0.dlpack),
 }
-"""Element types of arrays of scales, as DLPack's (type code, bits), that of new ones first."""
+"""Element types of arrays of scales, as DLPack's (type code, bits), that of new arrays first."""
 
 
 def element_type(view: _core.Operand, name: str) -> CutlassDtype:
-    """The element type of A or B; bytes are fp4, two elements each."""
+    """The element type of A or B; bytes hold two fp4 elements each."""
     return FP4 if view.dtype == BYTE else operands.dtype_of(view, name)
 
 
 def logical(view: _core.Operand, name: str) -> MatrixSpec:
-    """Packed operand `a` or `b`, contiguous along K, as a matrix of elements: shape and strides count these."""
+    """The packed operand `a` or `b` as a matrix whose shape and strides count elements; it is contiguous along K."""
     along = ALONG[name]
     if view.dtype != BYTE:
         raise InvalidOperandError(
@@ -92,7 +91,7 @@ def element_name(element: tuple[int, int]) -> str:
 
 
 def scale_type(dtype: tuple[int, int], name: str) -> ScaleType:
-    """The type of scales, by DLPack's (type code, bits) of their array: it says which fp4 this is."""
+    """The type of scales by DLPack's (type code, bits) of their array, which tells nvfp4 from mxfp4."""
     kind = next((kind for kind in VECTOR if dtype in SCALE_ELEMENTS[kind]), None)
     if kind is None:
         of_nvfp4, of_mxfp4 = (VECTOR[kind] for kind in SCALINGS.values())
@@ -104,7 +103,7 @@ def scale_type(dtype: tuple[int, int], name: str) -> ScaleType:
 
 
 def kind_of(views: Mapping[str, _core.Operand]) -> ScaleType:
-    """The type of both `scale_a` and `scale_b`, which fp4 comes with."""
+    """The type of `scale_a` and `scale_b`, which fp4 needs."""
     for name in ("scale_a", "scale_b"):
         if name not in views:
             raise UnsupportedError(
@@ -123,7 +122,7 @@ def kind_of(views: Mapping[str, _core.Operand]) -> ScaleType:
 
 
 def check_swizzled(view: _core.Operand, name: str, rows: int, columns: int) -> None:
-    """Refuses scales that kernels cannot read: `columns` for each row of A, or column of B."""
+    """Refuses scales that kernels cannot read; there are `columns` for each of `rows` rows of A, or columns of B."""
     size = swizzled_size(rows, columns)
     if not view.shape or view.shape[-1] != size:
         plain = view.shape[-2:] in ((rows, columns), (columns, rows))
@@ -146,7 +145,7 @@ def check_swizzled(view: _core.Operand, name: str, rows: int, columns: int) -> N
 
 
 def check_kernels(arch: SmArch, views: Mapping[str, _core.Operand]) -> None:
-    """Refuses targets without fp4, and other arrays of scales than kernels take."""
+    """Refuses targets without fp4, and scales that kernels do not take."""
     if not is_fp4_supported(arch):
         raise UnsupportedError(no_kernels(arch))
     kind_of(views)
@@ -157,7 +156,7 @@ def check_kernels(arch: SmArch, views: Mapping[str, _core.Operand]) -> None:
 
 
 def no_kernels(arch: SmArch) -> str:
-    """Why a target does not multiply fp4."""
+    """The refusal of fp4 for a target without block-scaled tensor cores."""
     valid = " and ".join(supported.value for supported in SmArch if is_fp4_supported(supported))
     return (
         f"no kernel multiplies fp4 on {arch.value}: block-scaled tensor cores came with {valid}; dequantize "
@@ -165,34 +164,8 @@ def no_kernels(arch: SmArch) -> str:
     )
 
 
-def refusal(problem: GemmProblem, possible: Sequence[GemmFormulation], arch: SmArch) -> str:
-    """Why no kernel of the matrix serves a product of fp4, and what would cure it; empty if that is not known."""
-    if not is_fp4_supported(arch):
-        return no_kernels(arch)
-    if not problem.scale_type:
-        return "fp4 is multiplied with block scales: scaling is 'nvfp4' or 'mxfp4'"
-    lying = [key for key in possible if (key.layout_a, key.layout_b) == (ROW, COLUMN)]
-    if not lying:
-        return (
-            "fp4 is packed and read along K: A is row-major, bytes (M, K / 2), and B column-major, the transpose of "
-            "bytes (N, K / 2)"
-        )
-    if not any(key.align_a % ALIGNMENT == 0 and key.align_b % ALIGNMENT == 0 for key in lying):
-        return (
-            f"fp4 kernels read {ALIGNMENT} elements (16 bytes) at once: K (here {problem.k}), the strides of A and B "
-            "and their addresses must be multiples of that; pad K with zeros before quantizing"
-        )
-    wide = 128 // problem.d.dtype.bits
-    if not any(key.align_d % wide == 0 for key in lying):
-        return (
-            f"fp4 kernels write 16 bytes at once: rows of D (and C) and their addresses must be multiples of {wide} "
-            f"elements of {problem.d.dtype.value}; pad N (here {problem.n})"
-        )
-    return ""
-
-
 def plain_forms(arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-    """Host arrays by name, with fp4 operands unpacked and their scales plain: what the reference takes."""
+    """Host arrays by name with fp4 operands unpacked and their scales plain, as the reference takes them."""
     found = dict(arrays)
     for name in ALONG:
         scale = f"scale_{name}"
@@ -213,12 +186,12 @@ def plain_forms(arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
 
 
 def _turned(array: AnyArray, name: str) -> AnyArray:
-    """`a` or its scales as they are; of `b`, the transposes: K is last in both."""
+    """`a` or its scales unchanged, `b` or its scales transposed: K is the last axis."""
     return array if name == "a" else array.swapaxes(-1, -2)
 
 
 def _plain(scale: AnyArray, name: str, values: tuple[int, ...]) -> AnyArray:
-    """Scales of `a` or `b`, elements of this shape with K last, in the plain form; other arrays as they are."""
+    """Block scales of `a` or `b` in the plain form, other arrays unchanged; `values` is the operand's shape, K last."""
     if scale.dtype == np.uint8:
         scale = scale.view(numpy_dtype(ScaleType.UE8M0))
     kind = scale_type_of(scale.dtype)

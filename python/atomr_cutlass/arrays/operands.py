@@ -19,9 +19,9 @@ from ..checks import NUMBERS, check_extents, check_number, check_options, shown
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype, ScaleType
 from ..pipeline import devices
-from ..pipeline.problem import is_dense
 from . import symbols
 from .frameworks import ADDRESSES, CPU, CUDA, DLPACK, JAX, OWN, LaunchStream, framework_of, launch_stream
+from .layouts import is_dense
 from .numerics import BYTE, AnyArray, Element, default_out_dtype, dtype_of, element_of, numpy_dtype
 
 __all__ = [

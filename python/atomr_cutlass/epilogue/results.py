@@ -9,7 +9,17 @@ from typing import Any, ClassVar
 
 from .. import _core
 from ..arrays import operands
-from ..arrays.layouts import TO_NHWC, axes_of, collapses, in_layout, permuted, pixel_strides
+from ..arrays.layouts import (
+    TO_NHWC,
+    MatrixSpec,
+    axes_of,
+    broadcasts_to,
+    collapses,
+    in_layout,
+    permuted,
+    pixel_strides,
+    row_major,
+)
 from ..arrays.numerics import INTEGER_DTYPES, AnyArray
 from ..arrays.operands import BYTE, check_apart, check_out, check_writable
 from ..errors import InvalidOperandError, UnsupportedError, require
@@ -17,8 +27,7 @@ from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.lower import LINEAR, epilogue_id
 from ..generator.epilogue.tree import COLUMN, MASK, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree, Input, Output
 from ..generator.rules import supports_grouped_tree, supports_tree
-from ..pipeline.problem import MatrixSpec, broadcasts_to, row_major
-from .bound import Fusion, GroupedFusion, GroupOperand, Layout, Shape, TreeArray
+from .fusion import Fusion, GroupedFusion, GroupOperand, Layout, Shape, TreeArray
 from .trace import Operand, operand_of, readings
 
 Views = tuple[_core.Operand, ...]

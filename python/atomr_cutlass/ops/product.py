@@ -1,9 +1,9 @@
-"""A parsed call of an operation that multiplies, and what follows its product."""
+"""A parsed call of an operation that multiplies, with its epilogue."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,14 +12,15 @@ import numpy as np
 from .. import _core
 from ..arrays.numerics import AnyArray, math_mode
 from ..arrays.operands import check_out, result_dtype
-from ..epilogue.bound import reduce_nothing
+from ..epilogue.plan_operands import reduce_nothing
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.tree import RESULT
 from ..pipeline.call import SCALES, Call, Invocation, Result
 
 if TYPE_CHECKING:
     from ..epilogue.bind import BoundEpilogue
-    from ..epilogue.bound import Fusion
+    from ..epilogue.fusion import Fusion
+    from ..epilogue.results import MatrixResult
 
 ProductT = TypeVar("ProductT", bound="Product")
 
@@ -31,7 +32,7 @@ class Product(Invocation):
     Attributes:
         result: element type of D.
         math: math mode of the kernel's key.
-        epilogue: what follows the product. None: nothing, or a bias and an activation for the reference.
+        epilogue: the epilogue after the product; None without one, or where the reference adds bias and activation.
     """
 
     result: CutlassDtype
@@ -47,7 +48,7 @@ class Product(Invocation):
         dtype: CutlassDtype,
         **own: Any,
     ) -> ProductT:
-        """The product of a call by its views, D's extents and A's element type; `own` are a class's further fields."""
+        """The product of a call with views, D's extents and A's element type; `own` are fields of the subclass."""
         written = {name: view for name, view in views.items() if name == "amax"}
         inputs = {name: view for name, view in views.items() if name not in (RESULT, *written)}
         if RESULT in views:
@@ -59,8 +60,27 @@ class Product(Invocation):
         results[RESULT] = Result(shape, result.dlpack, call.out, views.get(RESULT))
         return cls(call=call, inputs=inputs, results=results, result=result, math=mode, **own)
 
-    def followed_by(self: ProductT, epilogue: BoundEpilogue) -> ProductT:  # noqa: PYI019 - as above
-        """The product with an epilogue, which has D and arrays of its own."""
+    def bind(  # noqa: PYI019 - as above
+        self: ProductT,
+        result: MatrixResult,
+        views: Mapping[str, _core.Operand],
+        *,
+        taken: Collection[str],
+        acc: CutlassDtype,
+        scaled: bool = False,
+    ) -> ProductT:
+        """The product with the epilogue of its call, if one is bound; see `epilogue.bind.bind`.
+
+        `scaled` allows a number as scale_d beside a bias or an activation.
+        """
+        call = self.call
+        if not call.binds:
+            return self
+        from ..epilogue import bind  # most calls have no epilogue
+
+        if call.epilogue is not None or not scaled:
+            bind.refuse_scale_d(call.arrays["scale_d"])
+        epilogue = bind.bind(call, result, views, taken=taken, out_dtype=self.result, acc=acc)
         return replace(
             self,
             inputs=self.inputs | epilogue.inputs,
@@ -71,19 +91,19 @@ class Product(Invocation):
         )
 
     def fusion(self, views: Mapping[str, _core.Operand]) -> Fusion | None:
-        """The epilogue as part of a problem, from the views of all its operands by name; None without one."""
+        """The epilogue's tree with its arrays, from views by name; None without an epilogue."""
         if self.epilogue is None:
             return None
         fusion: Fusion = self.epilogue.result.fusion(self.epilogue.tree, views)
         return fusion
 
     def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:
-        """Writes what the epilogue reduces of nothing."""
+        """Writes the epilogue's reductions of a result without elements."""
         if self.epilogue is not None:
             reduce_nothing(self.epilogue.tree, views, stream)
 
     def evaluated(self, host: Mapping[str, AnyArray], reference: Callable[..., AnyArray]) -> dict[str, AnyArray]:
-        """The results by the operation's reference, which has its operands already."""
+        """The results by name, computed by the operation's reference, to which A, B and C are bound already."""
         options = self.call.options
         scale_a, scale_b, scale_d = (host.get(name, self.call.arrays[name]) for name in SCALES)
         scale_d = None if scale_d is None else float(np.asarray(scale_d).reshape(()))

@@ -1,4 +1,4 @@
-"""Operands that plans keep: bound once, given new values in place, never copied."""
+"""Operands that plans keep: bound once and refitted in place, without copies."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from .. import _core
 from ..arrays import operands
+from ..arrays.layouts import MatrixSpec, same_layout
 from ..arrays.operands import BYTE, CPU, CUDA
 from ..errors import InvalidOperandError
 from .operation import OperandSlot, operation_of
 from .plan_cache import PlanKey
-from .problem import MatrixSpec, lies_alike
 
 if TYPE_CHECKING:
     from .request import Request
@@ -25,7 +25,7 @@ _Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
 def check_operand(view: _core.Operand, spec: MatrixSpec, name: str, element: tuple[int, int] | None = None) -> None:
-    """Refuses an array that is not the operand a request speaks of. `element` is that of its slot."""
+    """Refuses an array that is not the operand of a request; `element` is that of its `OperandSlot`."""
     if view.device_type != CUDA:
         raise InvalidOperandError(f"{name} is in host memory; expected an array on a GPU (ac.gemm copies host arrays)")
     if element is not None and view.dtype != element:
@@ -36,7 +36,7 @@ def check_operand(view: _core.Operand, spec: MatrixSpec, name: str, element: tup
         raise InvalidOperandError(f"{name} is {found.value}; the request says {spec.dtype.value}")
     if view.shape != spec.shape:
         raise InvalidOperandError(f"{name} has shape {view.shape}; the request says {spec.shape}")
-    if not _alike(view, spec.strides):
+    if not _has_strides(view, spec.strides):
         raise InvalidOperandError(
             f"{name} has strides {view.strides}; the request's layout means {spec.strides}: copy it into that layout, "
             "or ask for the one that it has"
@@ -44,14 +44,14 @@ def check_operand(view: _core.Operand, spec: MatrixSpec, name: str, element: tup
 
 
 class Weights:
-    """New values for a bound operand, imported, without reading them, in the thread of whoever has them.
+    """New values for a bound operand, imported in the caller's thread without reading them.
 
-    They are an array of any framework, on the GPU or the host; or bytes in the operand's own memory order (row-major or
-    column-major, as the request has it): `bytes`, `bytearray`, `memoryview`, or a NumPy array of uint8. They must not
+    They are an array of any framework, on the GPU or the host; or bytes in the operand's memory order (row-major or
+    column-major, as in the request): `bytes`, `bytearray`, `memoryview`, or a NumPy array of uint8. They must not
     change before they have been copied.
 
     Attributes:
-        stream: where a device array's values are ready, and where they are copied; 0 for host memory.
+        stream: the stream on which a device array's values are ready and are copied; 0 for host memory.
     """
 
     def __init__(self, weights: Any, stream: Any = None) -> None:
@@ -62,7 +62,7 @@ class Weights:
             self._source = operands.as_operand(weights, "weights") if raw is None else raw
 
     def check(self, target: _core.Operand, name: str) -> None:
-        """Refuses values that the operand of this name cannot hold."""
+        """Refuses values that do not fit the operand of this name."""
         view = self._source
         if not isinstance(view, _core.Operand):
             if view.nbytes != _size(target):
@@ -82,7 +82,7 @@ class Weights:
                 f"weights is on device {view.device}, of DLPack type {view.device_type}; the bound operand is on "
                 f"cuda:{target.device}: copy it there first"
             )
-        if not _alike(view, target.strides):
+        if not _has_strides(view, target.strides):
             raise InvalidOperandError(
                 f"weights has strides {view.strides}; the bound operand has {target.strides}: on the GPU bytes are "
                 "copied as they lie, so copy the weights into that layout first"
@@ -91,7 +91,7 @@ class Weights:
             raise InvalidOperandError("weights overlaps the bound operand: give separate memory, or the operand itself")
 
     def copy_to(self, target: _core.Operand) -> None:
-        """Writes the values into an operand of dense memory that `check` has let through; see `Binding.refit`."""
+        """Writes the values into a dense operand, after `check`; see `Binding.refit`."""
         source = self._source
         if 0 in target.shape:
             return
@@ -112,17 +112,16 @@ def import_weights(weights: Any, stream: Any = None) -> tuple[Weights, ...]:
 class Binding:
     """An operand that a plan keeps: the caller's own array, or list of arrays, which stays alive with the binding.
 
-    The next launch reads the values that `refit` writes. Kernels may read the operand before what precedes them on the
-    stream has ended: whoever writes into the array otherwise calls `refit` with the array itself, which copies nothing,
-    before the next launch.
+    The next launch reads the values that `refit` writes. Kernels may read the operand before earlier work on the stream
+    has ended: after writing into the array by other means, call `refit` with the array itself, which copies nothing.
 
     Attributes:
         operands: the views of the arrays that launches get, by the operand's labels; they keep the arrays alive.
-        changed: whether the next launch waits for what precedes it before it reads the operand.
+        changed: whether the next launch waits for earlier work on its stream before it reads the operand.
     """
 
     def __init__(self, request: Request, array: Any, device: int) -> None:
-        """Binds the operand of a request; refuses an array, or list, that is not that."""
+        """Binds the operand of a request; refuses an array, or list, of another layout or device."""
         operation = operation_of(request)
         slot = operation.bound_slot(request)
         self.operands = {label: operands.as_operand(given, label) for label, given in arrays_of(slot, array)}
@@ -132,7 +131,7 @@ class Binding:
                 raise InvalidOperandError(f"{label} is on cuda:{view.device}; the plan is for cuda:{device}")
         labels = [label for each in operation.operands(request) for label in each.labels]
         self._first = labels.index(slot.labels[0]) if slot.labels else 0
-        # Said not to be written by launches that may still be running.
+        # Marked as not written by launches that may still be running.
         self._settled = [
             _core.Operand(
                 view.pointer, view.shape, view.strides, view.dtype, view.device_type, view.device,
@@ -142,21 +141,21 @@ class Binding:
         self.changed = True
 
     def insert(self, arrays: Sequence[Any]) -> list[Any]:
-        """The arrays of a plan's call: those of a call without the operand, with the operand in its place.
+        """The arrays of a plan's call: the given ones, with the bound operand in its place.
 
-        It is settled, but for the first launch after its values were written, which waits for what precedes it on its
-        stream before it reads them.
+        The operand is marked as settled except for the first launch after its values were written, which waits for
+        earlier work on its stream.
         """
         views = self.operands.values() if self.changed else self._settled
         self.changed = False
         return [*arrays[: self._first], *views, *arrays[self._first :]]
 
     def refit(self, weights: Sequence[Weights]) -> None:
-        """Writes new values into the operand; plans of it stay as they are, captured graphs included.
+        """Writes new values into the operand in place, which plans and captured graphs then read.
 
-        Values in GPU memory are copied in the order of `weights.stream`, without waiting: launches on other streams
-        have to be ordered by the caller. Values in host memory are copied at once, after all work of the GPU. What is
-        refused is refused before anything is written.
+        Values in GPU memory are copied in the order of `weights.stream`, without waiting: the caller orders launches on
+        other streams. Values in host memory are copied at once, after all work of the GPU. All values are checked
+        before any is written.
         """
         if len(weights) != len(self.operands):
             raise InvalidOperandError(f"weights has {len(weights)} arrays; the bound operand has {len(self.operands)}")
@@ -206,7 +205,7 @@ class BoundPlan:
         try:
             return self.plan(*given, **options)
         except BaseException:
-            self.binding.changed = True  # what was to be waited for may not have been
+            self.binding.changed = True  # the launch may not have waited
             raise
 
     def refit(self, weights: Any, stream: Any = None) -> None:
@@ -218,13 +217,13 @@ class BoundPlan:
     kernel_handle = property(operator.attrgetter("plan.kernel_handle"), doc="The loaded kernel.")
 
 
-def _alike(view: _core.Operand, strides: tuple[int, ...]) -> bool:
-    """Whether elements lie so; strides of no elements at all say nothing."""
-    return 0 in view.shape or lies_alike(view.shape, view.strides, strides)
+def _has_strides(view: _core.Operand, strides: tuple[int, ...]) -> bool:
+    """Whether an array has these strides, as far as its extents make them matter."""
+    return 0 in view.shape or same_layout(view.shape, view.strides, strides)
 
 
 def arrays_of(slot: OperandSlot, given: Any) -> list[tuple[str, Any]]:
-    """(label, array) of every array of an operand; refuses a list of another length, and what is none."""
+    """(label, array) of every array of an operand; refuses a list of another length, or no list where one is due."""
     if not slot.listed:
         return [(slot.name, given)]
     if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):

@@ -1,8 +1,8 @@
 """Calls of functions: their arguments and options, the parsed form, and the one runner.
 
-A call whose plan is kept is served in C++ (`_core.StoredFunction`). For every other the function describes it as a
-`Call`, whose parser makes an `Invocation`: the views of what is read and written, how that is planned and what its
-reference is. It is served by the reference, with host copies or on the GPU, and its plan is kept.
+A call whose plan is kept is served in C++ (`_core.StoredFunction`). For any other call, the function returns a `Call`,
+whose parser makes an `Invocation`: the views of the arrays that are read and written, their plan and their reference.
+It runs on the reference, with host copies or on the GPU, and its plan is kept.
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ _LABELS = ("out", *SCALES, "global_scale")
 
 
 class Result(NamedTuple):
-    """An array that a call writes, with extents as kernels have them; `element` is DLPack's (type code, bits).
+    """An array that a call writes, with the extents of the kernels; `element` is DLPack's (type code, bits).
 
-    `array` is the caller's, or a new one that was `made`; None where that is not made yet, or JAX imports it when it is
-    finished.
+    `array` is the caller's, or a new one that was `made`; None before that, or if JAX imports it at the end.
     """
 
     shape: tuple[int, ...]
@@ -64,11 +63,11 @@ class Call:
 
     Attributes:
         parse: checks the call in full before anything is allocated or launched.
-        arrays: of the operation by name, None for those that are not given; scales may be numbers. Where the first is a
-            list, others may be too. The first says of which kind results are.
-        out: where the result is to be written, or None; then a list.
-        others: the arguments for the epilogue by name, which then may be lists too.
-        own: the options of the function alone.
+        arrays: the operation's arrays by name, None for those that are not given; scales may be numbers. Where the
+            first is a list, others may be too. Results are of the kind of the first.
+        out: the array for the result, a list of them where the first array is a list, or None.
+        others: the arguments for the epilogue by name, which may be lists likewise.
+        own: the options that only this function has.
         parsed: whether such calls are parsed although a plan is kept for them.
     """
 
@@ -83,13 +82,13 @@ class Call:
 
     @property
     def like(self) -> Any:
-        """The first array, whose kind results are of."""
+        """The first array: results are of its kind."""
         first = next(iter(self.arrays.values()))
         return first[0] if isinstance(first, (list, tuple)) and first else first
 
     @property
     def c(self) -> Any:
-        """C, unless it is an operand of the epilogue: then there is no beta."""
+        """C, or None where beta is 0 and `c` is an operand of the epilogue."""
         return None if self.epilogue is not None and self.options.beta == 0 else self.arrays.get("c")
 
     @property
@@ -104,7 +103,7 @@ class Call:
 
     @property
     def binds(self) -> bool:
-        """Whether what follows is bound as an epilogue: the reference has bias and activation itself."""
+        """Whether an epilogue is bound to the call: the reference computes a bias and an activation without one."""
         return self.epilogue is not None or (self.follows and self.options.backend != "reference")
 
     @property
@@ -118,7 +117,7 @@ class Call:
 
     @property
     def scalars(self) -> tuple[float, float]:
-        """Alpha and beta, with the scale factors that are numbers."""
+        """Alpha and beta, multiplied with the scales that are numbers."""
         alpha, beta, numbers = self.options.alpha, self.options.beta, self.numbers
         if not numbers:
             return alpha, beta
@@ -126,13 +125,13 @@ class Call:
         return math.prod(map(float, numbers.values()), start=float(alpha)), float(beta) * of_d
 
     def refuse_scale_arrays(self, reason: str, names: Iterable[str] = SCALES) -> None:
-        """Refuses scales that are no numbers, for kernels that read none from the device."""
+        """Refuses scales that are arrays, for kernels that read none."""
         for name in names:
             if self.arrays[name] is not None and name not in self.numbers:
                 raise UnsupportedError(f"{name} is a {type(self.arrays[name]).__name__}: {reason}")
 
     def check(self, function: str, **more: Any) -> None:
-        """Checks everything that needs no array, `more` options of the function's own among it."""
+        """Checks everything that needs no array; `more` are the function's own options."""
         options = self.options
         check_options(**{name: value for name, value in options._asdict().items() if name != "stream"}, **more)
         for name, scale in self.numbers.items():
@@ -154,11 +153,11 @@ class Invocation(abc.ABC):
     """A parsed call: the arrays that it reads and writes, how to plan it, and its reference.
 
     Attributes:
-        inputs: views of the arrays that are read, by name; the operands that decide about the device come first.
-        results: the arrays that are written, by name, the caller's and those to be made.
-        arrange: makes of results by name what the caller gets; None: that is D. It outlives the call.
-        axes: the kernels' dimensions in the caller's order; empty where that is the same.
-        memory: whether arrays stand for memory: views have other extents and strides than the caller's arrays.
+        inputs: views of the arrays that are read, by name; the first determines the device.
+        results: the arrays that are written, by name, the caller's and new ones.
+        arrange: makes the function's return value from results by name; None returns D. It outlives the call.
+        axes: the kernels' dimensions in the caller's order; empty where the order is the same.
+        memory: whether only the memory of the caller's arrays counts: views have other extents and strides.
         stream: where `run` launches.
         numpy_on_host: whether NumPy serves host arrays, with or without a GPU.
     """
@@ -174,7 +173,7 @@ class Invocation(abc.ABC):
 
     @property
     def first(self) -> _core.Operand:
-        """The operand that decides about the device."""
+        """The operand that determines the device."""
         return next(iter(self.inputs.values()))
 
     @property
@@ -189,7 +188,7 @@ class Invocation(abc.ABC):
 
     @property
     def views(self) -> dict[str, _core.Operand]:
-        """All operands on a GPU, results among them, by name."""
+        """Views of all operands and results by name."""
         results = ((name, result.view) for name, result in self.results.items())
         return self.inputs | {name: view for name, view in results if view is not None}
 
@@ -200,57 +199,56 @@ class Invocation(abc.ABC):
 
     @property
     def by_reference(self) -> bool:
-        """Whether the reference serves the call although kernels are asked for: host arrays without elements."""
+        """Whether the reference serves the call whatever the backend: results in host memory without elements."""
         return self.empty and not self.on_gpu
 
     def check_kernels(self) -> None:  # noqa: B027 - most have nothing to refuse
-        """Refuses what the reference computes and no kernel does."""
+        """Refuses calls that the reference serves and no kernel does."""
 
     def returned(self, arrays: Mapping[str, Any]) -> Any:
-        """The function's result, of results by name."""
+        """The function's return value, from results by name."""
         return arrays[RESULT] if self.arrange is None else self.arrange(arrays)
 
     @abc.abstractmethod
     def plan(self, views: dict[str, _core.Operand], *, like: Any, stream: int) -> Any:
-        """The plan of views on a GPU; the framework of `like` allocates its workspace, where it can."""
+        """The plan for views on a GPU; the framework of `like` allocates its workspace, where it can."""
 
     @abc.abstractmethod
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
-        """The results by name, of host arrays by name."""
+        """The results by name, computed from host arrays by name."""
 
     def order(self, made: Any) -> tuple[str, ...]:
         """The names of a plan's operands, in its order; the last is its result."""
         return tuple(name for name in made.slots if name in self.inputs or name in self.results)
 
     def uploaded(self) -> dict[str, _core.Operand]:
-        """Copies on GPU 0 of the arrays that are read, and of results whose elements need not all be written."""
+        """Copies on GPU 0 of the arrays that are read, and of results that the kernel may write only in part."""
         return {name: operands.upload(operands.to_numpy(view), 0) for name, view in self.inputs.items()}
 
     def write_nothing(self, views: Mapping[str, _core.Operand], stream: int) -> None:  # noqa: B027 - likewise
-        """Writes the results that have elements where there is nothing to launch, in the order of a stream."""
+        """Writes the results that have elements where nothing is launched, in the order of a stream."""
 
     def fetch(self, view: _core.Operand) -> AnyArray:
         """A host array of a view."""
         return operands.download(view) if self.on_gpu else operands.to_numpy(view)
 
     def for_another_thread(self) -> Invocation:
-        """The same with its results allocated, from where the caller works, for the launch stream that is current."""
+        """The invocation with its results allocated in this thread, for another to `run` on the launch stream."""
         allocated = _allocated(self) if self.on_gpu else self
         return replace(allocated, stream=operands.launch_stream().handle)
 
     def run(self) -> Any:
-        """Computes; what the function returns, which on a GPU is in flight on the stream."""
+        """Computes and returns the function's result, which on a GPU is in flight on the stream."""
         with operands.launching(self.stream, None, awaited=True):
             return _served(self, None)
 
 
 def stored(*environment: str, **arrays: str) -> Callable[[FunctionT], FunctionT]:
-    """Makes a function that computes of one that describes its calls, which returns a `Call`.
+    """Decorates a function that returns a `Call` so that it computes that call.
 
-    A call whose arrays and options are like those of an earlier one is served with its plan, without being described.
-    `environment` names the variables that calls depend on, beside that which says whether kernels may be compiled;
-    `arrays` the parameters of arrays, by the operands' names, in the function's order. Those of _ROLES are known, and
-    other parameters are options.
+    A call whose arrays and options are like those of an earlier one is served with its plan, without calling the
+    function. `environment` names the variables that calls depend on, beside ATOMR_CUTLASS_JIT; `arrays` maps operands'
+    names to parameters, in the function's order. Parameters of _ROLES are known, and all others are options.
     """
     roles = _ROLES | dict.fromkeys(arrays.values(), "array")
     labels = {parameter: operand for operand, parameter in arrays.items()} | {name: name for name in _LABELS}
@@ -274,8 +272,8 @@ def stored(*environment: str, **arrays: str) -> Callable[[FunctionT], FunctionT]
         @functools.wraps(function)
         def described(*arguments: Any, **named: Any) -> Any:
             others = named.keys() - known
-            if others and (not takes_others or named.get("epilogue") is None):  # which would take them
-                from .operation import refusal_of  # which loads every operation
+            if others and (not takes_others or named.get("epilogue") is None):  # without an epilogue to take them
+                from .operation import refusal_of  # loads every operation
 
                 for option in others:
                     if reason := refusal_of(function.__name__, option):
@@ -289,8 +287,8 @@ def stored(*environment: str, **arrays: str) -> Callable[[FunctionT], FunctionT]
 
 
 def _serve(call: Call | Any, pending: _core.PendingCall | None) -> Any:
-    """Serves a call that no kept plan serves, and keeps its plan in `pending`, unless that is None."""
-    if not isinstance(call, Call):  # there is nothing to compute: what the function returns
+    """Serves a call that has no kept plan, and keeps its plan in `pending`, unless that is None."""
+    if not isinstance(call, Call):  # the function has returned a result: there is nothing to compute
         return call
     launch = None if pending is None else pending.launch
     with launch or operands.launching(call.options.stream, call.like):
@@ -331,9 +329,9 @@ def _allocated(invocation: Invocation) -> Invocation:
 
 
 def _traced(call: Call, pending: _core.PendingCall) -> Callable[[], Any] | None:
-    """The launch of a call that is planned with symbols for extents; None where its plan depends on more, or is none.
+    """A function that launches a call planned with symbols for extents; None where no such plan can be made.
 
-    It keeps the plan with its program, and with what launches it again.
+    It keeps the plan with its program and `cached_launch`.
     """
     try:
         with symbols.tracing(pending.inputs()) as trace:
@@ -345,9 +343,9 @@ def _traced(call: Call, pending: _core.PendingCall) -> Callable[[], Any] | None:
                 return None
             invocation = _allocated(invocation)
             plan = invocation.plan(invocation.views, like=call.like, stream=stream)
-    except Warning:  # that is an error here: it is not given again
+    except Warning:  # where warnings are errors: it would not be given again
         raise
-    except Exception:  # noqa: BLE001 - which planning without symbols meets again, if it is the call's
+    except Exception:  # noqa: BLE001 - an error of the call is raised again by planning without symbols
         return None
     if plan.cached_launch is None or not plan.checked:
         return None
@@ -359,7 +357,7 @@ def _launched(
     invocation: Invocation, views: dict[str, _core.Operand], plan: Any, learned: tuple[Any, ...] | None,
     pending: _core.PendingCall | None,
 ) -> Any:  # fmt: skip
-    """Launches a plan, and keeps it unless `pending` is None, with what has been learned of it."""
+    """Launches a plan, and keeps it unless `pending` is None, with its program and `cached_launch` if it has them."""
     stream = operands.launch_stream().handle
     names, taken = _launch(invocation, views, plan, stream)
     if pending is not None and plan.checked:
@@ -375,7 +373,7 @@ def _launched(
 
 
 def _finished(invocation: Invocation, views: Mapping[str, _core.Operand], stream: int) -> Any:
-    """The results on a GPU as the caller gets them."""
+    """The function's return value, from results on a GPU."""
     arrays = {RESULT: invocation.call.out}
     for name, result in invocation.results.items():
         arrays[name] = array = result.array
@@ -397,7 +395,7 @@ def _on_host(invocation: Invocation) -> Any:
 def _launch(
     invocation: Invocation, views: Mapping[str, _core.Operand], plan: Any, stream: int
 ) -> tuple[tuple[str, ...], list[_core.Operand]]:
-    """Launches a plan; the names of its operands, and their views."""
+    """Launches a plan; returns the names of its operands and their views."""
     names = invocation.order(plan)
     taken = [permuted(views[name], invocation.axes) for name in names]
     alpha, beta = invocation.call.scalars

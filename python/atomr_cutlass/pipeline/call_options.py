@@ -1,10 +1,10 @@
-"""The options that calls of all operations share, and docstrings made of their texts."""
+"""The options that calls of all operations share, and docstrings completed from their texts."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from ..generator.dtypes import CutlassDtype
@@ -13,7 +13,7 @@ DescribedT = TypeVar("DescribedT", bound=Callable[..., Any])
 
 
 class CallOptions(NamedTuple):
-    """The options that functions share. Each function has those that mean something to it.
+    """The options that functions share; a function may have some of them only.
 
     Attributes:
         activation: a name of `reference.ACTIVATIONS`.
@@ -23,12 +23,12 @@ class CallOptions(NamedTuple):
             ignored for other dtypes.
         backend: `auto` (a GPU kernel, prebuilt or compiled; without a GPU the reference, warning once), `prebuilt`,
             `jit` or `reference`.
-        jit: what to do where the table lacks the kernel: `auto` and `background` compile it, `off` raises. Where it has
-            one that serves, but the model expects more of another, `background` compiles that meanwhile, and launches
-            switch to it when it is ready; `auto` does so where it expects twice the speed, and `off` warns there, once.
-            None leaves it to ATOMR_CUTLASS_JIT.
-        workspace_size: bytes of device memory that a call may use beside its arrays; a kernel that needs more gives way
-            to another of the table, or is refused with what it needs. None is no limit.
+        jit: `auto` and `background` compile a kernel that the table lacks, `off` raises. If the table has a kernel, but
+            the model expects another to be faster, `background` compiles that meanwhile, and launches switch to it when
+            it is ready; `auto` does so if it expects twice the speed, and `off` then warns, once. None leaves it to
+            ATOMR_CUTLASS_JIT.
+        workspace_size: bytes of device memory that a call may use beside its arrays; a kernel that needs more is
+            replaced by another of the table, or refused with the bytes it needs. None is no limit.
         batch_invariant: whether each row of the result has the same bits whatever the other rows and their number, for
             the same N, K, element types, layouts, alignments, epilogue and model of GPU, and the same installed
             kernels; slower for few rows. Results that are reduced over elements of D are refused. Without effect on the
@@ -51,18 +51,23 @@ class CallOptions(NamedTuple):
     beta: float = 0.0
     stream: Any = None
 
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any], **fixed: Any) -> CallOptions:
+        """The options among the arguments of a function, its `locals()`; `fixed` are those that it does not offer."""
+        return cls(**{name: arguments[name] for name in cls._fields if name in arguments}, **fixed)
+
 
 _SECTION = re.compile(r"(?<=\nArgs:\n).+?(?=\n\n\S|\Z)|(?<=\nAttributes:\n).+?(?=\n\n\S|\Z)", re.DOTALL)
 _ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", re.MULTILINE)
-"""The arguments of a cleaned docstring, and an entry of them."""
+"""The section of arguments of a cleaned docstring, and an entry in it."""
 
 
 def documented(described: DescribedT, own: Callable[..., Any] | None = None) -> DescribedT:
-    """Completes the docstring of a function, or of a dataclass, with texts of others, so that each has one source.
+    """Completes the docstring of a function or dataclass with texts of others, so that each text has one source.
 
-    Parameters that its section Args (of a class Attributes) leaves out get their texts in the order of the signature:
-    those of `CallOptions`, of `own`, which is a class or such a function, and of a class's parents, the last of these
-    that has one. `{name}` stands for a text to which the docstring adds something.
+    Parameters that its section Args (of a class Attributes) leaves out are added in the order of the signature, with
+    the texts of `CallOptions`, of `own` (a class or a documented function) or of a class's parents, the last that has
+    one. `{name}` stands for such a text, to which the docstring adds something.
     """
     if described.__doc__:
         docstring = inspect.cleandoc(described.__doc__)
@@ -81,5 +86,5 @@ def documented(described: DescribedT, own: Callable[..., Any] | None = None) -> 
 
 
 def _entries(section: str) -> dict[str, str]:
-    """The entries of a section by the names that each is for."""
+    """The entries of a section by parameter."""
     return {name: found[0] for found in _ENTRY.finditer(section) for name in found[1].split(", ")}

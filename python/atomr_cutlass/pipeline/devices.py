@@ -1,4 +1,4 @@
-"""The GPUs, asked once."""
+"""The GPUs, queried once each, and whether they run code made for an arch."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _ANY = (148, 1000)
 class Device:
     """A GPU. `l2_bytes`, `memory_bytes` and `shared_memory` (per block, with opt-in) are bytes.
 
-    `memory_bytes_per_second` is what its memory's clock and width come to, which no kernel reaches.
-    `cuda_version` is the newest CUDA whose PTX its driver translates: 13000 means 13.0, 0 that no driver says so.
+    `memory_bytes_per_second` follows from its memory's clock and width; no kernel reaches it.
+    `cuda_version` is the newest CUDA whose PTX its driver translates: 13000 means 13.0, 0 that there is no driver.
     """
 
     index: int
@@ -69,9 +69,9 @@ def get(index: int = 0) -> Device:
 
 @functools.cache
 def driver() -> str:
-    """The driver's version as it calls itself, such as `580.95.05`; that of its CUDA where it does not say.
+    """The driver's version, such as `580.95.05`; its CUDA version where the driver's own is unknown.
 
-    The CUDA version alone names no translator of PTX: every driver brings one of its own.
+    The CUDA version alone does not identify the translator of PTX: every driver brings its own.
     """
     version = _core.driver_version()  # from here on the library is mapped
     try:
@@ -83,22 +83,17 @@ def driver() -> str:
 
 
 def imagined(arch: SmArch) -> Device:
-    """A GPU of this arch, as far as the model needs one: with the multiprocessors of the largest such part."""
+    """A GPU of this arch for the model, where there is none: with the multiprocessors of the largest such part."""
     multiprocessors, gigabytes = _LARGEST.get(arch.capability, _ANY)
     return Device(
-        index=0,
-        name=f"an imagined {arch.value} GPU",
-        capability=arch.capability,
-        multiprocessors=multiprocessors,
-        shared_memory=arch.shared_memory,
-        l2_bytes=50 << 20,
-        memory_bytes=80 << 30,
+        index=0, name=f"an imagined {arch.value} GPU", capability=arch.capability, multiprocessors=multiprocessors,
+        shared_memory=arch.shared_memory, l2_bytes=50 << 20, memory_bytes=80 << 30,
         memory_bytes_per_second=gigabytes * 10**9,
-    )
+    )  # fmt: skip
 
 
 def for_arch(arch: SmArch | None) -> Device:
-    """GPU 0 where cells of this arch (None: of its own) could run on it, else an imagined one."""
+    """GPU 0 if cells of this arch (None: its own) could run on it, else an imagined GPU of the arch."""
     if available():
         device = get(0)
         if arch is None or rank_arch(arch, device, ptx=True) is not None:
@@ -109,10 +104,10 @@ def for_arch(arch: SmArch | None) -> Device:
 
 
 def rank_arch(arch: SmArch, device: Device, *, ptx: bool, cuda_version: int = 0) -> int | None:
-    """How a cell built for `arch` gets to run on the device; None when it cannot.
+    """How the device runs a cell built for `arch`; None if it cannot.
 
-    0 is natively, 1 as machine code of an earlier minor version, TRANSLATED as PTX, where there is some, that the
-    driver translates: `cuda_version` is the toolkit that made it, and 0 leaves that out of account.
+    0 is natively, 1 as machine code of an earlier minor version, TRANSLATED as PTX that the driver translates, which
+    needs `ptx`. `cuda_version` is the toolkit that made the PTX; 0 ignores it.
 
     Source: CUDA C++ Programming Guide, binary and PTX compatibility; CUDA Compatibility, minor version compatibility,
     which holds for machine code alone.
@@ -128,17 +123,17 @@ def rank_arch(arch: SmArch, device: Device, *, ptx: bool, cuda_version: int = 0)
 
 
 def translates(device: Device, cuda_version: int) -> bool:
-    """Whether the driver knows PTX as a toolkit of this version makes it: 13010 means 13.1."""
+    """Whether the driver translates the PTX of a toolkit of this version: 13010 means 13.1."""
     return device.cuda_version == 0 or cuda_version // 10 <= device.cuda_version // 10
 
 
 def cuda_name(cuda_version: int) -> str:
-    """A version of CUDA as users know it: `CUDA 13.0` for 13000."""
+    """The name of a CUDA version: `CUDA 13.0` for 13000."""
     return f"CUDA {cuda_version // 1000}.{cuda_version % 1000 // 10}"
 
 
 def require_arch(device: Device) -> SmArch:
-    """The device's own arch; refuses GPUs that the package has no target for."""
+    """The device's arch; refuses GPUs for which the package has no target."""
     if device.arch is None:
         major, minor = device.capability
         valid = ", ".join(a.value for a in SmArch)

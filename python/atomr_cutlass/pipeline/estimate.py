@@ -1,6 +1,6 @@
 """The analytic model: how long a kernel would take for a problem, before anything is launched.
 
-cpp/src/estimate.h says of which parts it consists, and estimate_constants.inc which constants it has.
+cpp/src/estimate.h describes its parts; estimate_constants.inc has its constants.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from .devices import Device
 
 Extents: TypeAlias = tuple[int, ...]
-"""M, N, K, batches, leading dimensions of A and B, whether K is divided, and bytes of an operand that is copied before;
-those of a convolution are `ConvFormulation.extents`.
-"""
+"""M, N, K, batches, leading dimensions of A and B, whether K is divided, and bytes of an operand that is copied first;
+for a convolution those of `ConvSearch.extents`."""
 
 model = _core.TimeModel()
 DIVIDED_MOST_BYTES = int(model.constants["DIVIDED_MOST_BYTES"])
@@ -30,21 +29,21 @@ DIVIDED_MOST_BYTES = int(model.constants["DIVIDED_MOST_BYTES"])
 def kernel_of(key: KernelKey) -> _core.ModelKernel:
     """A kernel as the model describes it."""
     widths = gemm_sm90.widths(key)
-    told = (widths.start, widths.step) if widths else (0, 0)
-    return _core.ModelKernel(key, is_common(key.epilogue), shared_memory(key), told)
+    first_and_step = (widths.start, widths.step) if widths else (0, 0)
+    return _core.ModelKernel(key, is_common(key.epilogue), shared_memory(key), first_and_step)
 
 
 def launch(key: KernelKey, extents: Extents, device: Device, shared_bytes: int, split_k: int = 1) -> _core.ModelLaunch:
-    """The launch options that are best for a kernel and a problem as the kernel sees it (`KernelSearch.extents`)."""
+    """The launch options with the best estimate, for a kernel and the extents of a formulation."""
     return model.launch(kernel_of(key), extents, device, shared_bytes, split_k)
 
 
 def slices(key: KernelKey, extents: Extents, device: Device) -> tuple[int, ...]:
-    """The slices of K that a kernel may be run with; of what is divided that may be none."""
+    """The numbers of slices that a kernel may divide K into; empty where it must divide K and no number is worth it."""
     return model.slices(kernel_of(key), extents, device)
 
 
 def least(key: KernelKey, extents: Extents, device: Device) -> float:
-    """A time that no kernel of these types is estimated to stay below, whatever its tile and generation."""
+    """A lower bound in seconds of the estimates of all kernels of these types, whatever their tile and generation."""
     trace, kernel = symbols.current(), kernel_of(key)
     return model.least(kernel, extents, device) if trace is None else trace.least(model, kernel, extents, device)

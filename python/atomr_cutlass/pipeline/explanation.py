@@ -1,4 +1,4 @@
-"""`explain`: which kernel a request gets, why, and what would serve it better or at all."""
+"""`explain`: which kernel serves a request and why, or what would add one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REASONS_SHOWN = 5
 
 
 class Refused(NamedTuple):
-    """Kernels that a request does not get: why none of them serves it, how many they are, and the first one's name."""
+    """Kernels that do not serve a request: the reason, their number, and the name of the first."""
 
     reason: str
     kernels: int
@@ -38,32 +38,32 @@ class Refused(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a request gets the kernel it gets.
+    """The kernel that serves a request, and why.
 
     Attributes:
         request: the request that was explained.
         arch: the arch that was looked up.
         kernel: name of the chosen kernel (of a rewrite: of the one that does the products), or None.
-        source: where it comes from: `prebuilt`, `pack NAME`, `jit`, or empty.
+        source: its origin: `prebuilt`, `pack NAME`, `jit`, or empty.
         reason: why this kernel, or why none.
         estimate_us: the model's estimate in microseconds, or None.
         candidates: the best few names with their estimates in microseconds.
         nearest: name of the nearest cell of the matrix, when the table has none, or lacks a kernel beside it.
         axes: the axes in which the nearest cell and the nearest built one differ.
-        knob: the setting that adds the nearest cell, or one that computes what it does and other trees; None where no
-            preset has either.
-        pack: how the nearest cell comes into a pack that adds it, whether or not a preset has it; None where `nearest`
-            is.
+        knob: the setting that adds the nearest cell, or one that computes its tree among others; None where no preset
+            has either.
+        pack: how to build a pack with the nearest cell; None where `nearest` is.
         cached: of kernels compiled at run time, those beside the chosen one included: `memory` or `disk` when they have
             been compiled, None when one would have to be.
-        compile_seconds: how long that would take, about; 0 when they have been compiled, None where all are prebuilt.
+        compile_seconds: about how long compiling would take; 0 when they have been compiled, None where all are
+            prebuilt.
         verified: how the kernel (without one: the nearest cell) has been verified, by what and when, and whether it has
-            changed since; empty where there is neither.
+            changed since; empty where there is no such kernel.
         notes: rewrites and limits that apply, such as operands that are swapped for a column-major D or fp8 operands
             that are cast.
-        refused: the table's kernels of the operation that do not serve the request, by reason, most of them first;
-            where no kernel of the matrix serves it, the matrix's too. Where what is lacking is a kernel beside the main
-            one, those of that one's operation.
+        refused: the table's kernels of the operation that do not serve the request, by reason, the commonest first;
+            where no kernel of the matrix serves it, the matrix's too. Where only a helper beside the main kernel is
+            missing, the kernels of the helper's operation.
     """
 
     request: Request
@@ -115,7 +115,7 @@ class Explanation:
 
 
 def explain(request: Request, *, jit: str | None = None) -> Explanation:
-    """Says which cell serves a request and why, without a GPU too: then the request must name its arch.
+    """Explains which cell serves a request and why. Without a GPU the request must name its arch.
 
     Args:
         request: the request to explain.
@@ -156,23 +156,17 @@ def explain(request: Request, *, jit: str | None = None) -> Explanation:
     if best.info is not None:
         reason = f"the best estimate of {len(ranked)} cells that match types, layouts and alignment"
     found = Explanation(
-        request=request,
-        arch=arch,
-        kernel=best.key.name,
-        source=best.origin,
-        reason=reason,
+        request=request, arch=arch, kernel=best.key.name, source=best.origin, reason=reason,
         estimate_us=best.seconds * 1e6,
         candidates=tuple((candidate.key.name, candidate.seconds * 1e6) for candidate in (ranked or [best])[:5]),
-        verified=str(verification(best.key, best.info)),
-        notes=notes,
-        refused=_refused(search),
-    )
+        verified=str(verification(best.key, best.info)), notes=notes, refused=_refused(search),
+    )  # fmt: skip
     compiled = [(of, candidate) for of, candidate in [(search, best), *helpers] if candidate.info is None]
     return _compiled(found, compiled) if compiled else found
 
 
 def _refused(search: KernelSearch[Any], archs: Sequence[SmArch] = ()) -> tuple[Refused, ...]:
-    """The table's kernels of a problem's operations that do not serve it, by reason; with archs the matrix's too."""
+    """The kernels of a problem's operations that do not serve it, by reason: the table's and, of `archs`, all cells."""
     ops = set(map(search.op_of, itertools.chain.from_iterable(search.formulations)))
     rows = (info for info in table.rows() if info.key.op in ops)
     counted = {info.key: (info.rank(search.device), info.shared_bytes) for info in rows}
@@ -193,7 +187,7 @@ def _refused(search: KernelSearch[Any], archs: Sequence[SmArch] = ()) -> tuple[R
 def _notes(
     request: Request, search: KernelSearch[Any], best: Candidate[Any], ranked: Sequence[Candidate[Any]], arch: SmArch
 ) -> Iterator[str]:
-    """Rewrites and limits that apply."""
+    """The notes of an explanation."""
     if best.named:
         yield "heuristics name this kernel for the request"
     elif search.named is not None:
@@ -213,7 +207,7 @@ def _notes(
         yield f"its tiles have {best.width} of at most {best.key.tile[1]} columns, told at launch"
     if note := search.note(best.formulation):
         yield note
-    of_tree = bool(split(best.key.epilogue)[1])  # a tree of a bias and an activation may need no kernel of its own
+    of_tree = bool(split(best.key.epilogue)[1])  # a bias and an activation may need no kernel with a tree
     if request.tree is not None and of_tree and best.info is None and preset_of(best.key) is None:
         yield (
             f"the epilogue is a tree ({request.tree.id}) whose kernel is in no preset: it is compiled at run time, "
@@ -230,7 +224,7 @@ def _notes(
 
 
 def _compiled(found: Explanation, lacking: Sequence[tuple[KernelSearch[Any], Candidate[Any]]]) -> Explanation:
-    """The explanation of a plan that has kernels which the table lacks: its own, helpers, or both."""
+    """The explanation of a plan with kernels that the table lacks: the main one, helpers, or both."""
     search, first = lacking[0]
     lacks = "the table has no kernel for it" if found.source == "jit" else f"the table lacks {first.key.name}"
     passed_over = select.too_new(search)
@@ -250,7 +244,7 @@ def _compiled(found: Explanation, lacking: Sequence[tuple[KernelSearch[Any], Can
 
 
 def _cure(search: KernelSearch[Any], arch: SmArch, best: Candidate[Any] | None = None) -> dict[str, Any]:
-    """The members of an explanation that say what would serve a problem whose kernel the table lacks."""
+    """The members of an explanation about a cell that would serve a problem whose kernel the table lacks."""
     wanted = None
     with contextlib.suppress(UnsupportedError):
         wanted = search.nearest(arch, best)

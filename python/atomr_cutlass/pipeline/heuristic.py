@@ -1,4 +1,4 @@
-"""The kernels that a user names for problems, and those that were chosen for matmuls."""
+"""Kernels by use: those that a user names, and those that were chosen for matmuls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .plan_cache import PlanCache, kept_plans
 
 
 class KernelUse:
-    """A use that a kernel is remembered for: a request, or the key of one that has its arrays."""
+    """The key that a kernel is stored for: a request, or a `HeuristicKey`."""
 
     @property
     def heuristic_key(self) -> Hashable:
@@ -28,11 +28,11 @@ class _Known(NamedTuple):
 
 
 class HeuristicCache:
-    """The kernels that were chosen, those used most recently. Safe for use by several threads.
+    """A cache of kernels by use, which keeps those used most recently. Safe for use by several threads.
 
-    A kernel that a user stores is used whenever it can serve, and else passed over, by `explain` and by plans made from
-    then on: functions make theirs anew, plans that exist stay as they are. Kernels that were chosen for matmuls are
-    stored for whoever reads them, and decide nothing.
+    `explain` and plans made from then on use a kernel that a user stores wherever it serves, else ignore it: functions
+    make their plans anew, plans that exist stay as they are. Kernels that were chosen for matmuls are stored for
+    readers and decide nothing.
 
     Attributes:
         capacity: how many kernels are kept.
@@ -56,10 +56,10 @@ class HeuristicCache:
         return None if known is None else known.kernel
 
     def wanted(self, key: KernelUse | None, problem: Any = None) -> KernelKey | None:
-        """The kernel that a user has stored for a use or else for a problem, as `tuning` knows it; or None."""
+        """The kernel that a user has stored for a use, else for a problem (by `tuning.identity`); None without one."""
         if not self._given or tuning.is_trying():
             return None
-        symbols.refuse()  # it may be another for other extents
+        symbols.refuse()  # the kernel may depend on the extents
         places = [None if key is None else _key_of(key), None if problem is None else tuning.identity(problem)]
         found = (self._kernels.get(place) for place in places if place is not None)
         return next((known.kernel for known in found if known and known.given), None)
@@ -83,7 +83,7 @@ class HeuristicCache:
         kept_plans.clear()
 
     def note(self, key: KernelUse, kernel: KernelKey) -> None:
-        """Stores a kernel that was chosen, which tells a reader of it and decides nothing.
+        """Stores a kernel that was chosen, for readers: it decides nothing.
 
         Args:
             key: the use that it serves.
@@ -98,7 +98,7 @@ class HeuristicCache:
         self._kernels.insert(_Known(kernel, given=False), place)
 
     def clear(self) -> None:
-        """Forgets everything: kernels are chosen anew."""
+        """Removes all kernels: they are chosen anew."""
         self._kernels.clear()
         self._given = False
         kept_plans.clear()
@@ -107,7 +107,7 @@ class HeuristicCache:
         return len(self._kernels)
 
     def __contains__(self, key: Any) -> bool:
-        """Whether a kernel is known for a key; no use of it."""
+        """Whether a kernel is stored for a key; does not count as a use."""
         return _key_of(key) in self._kernels
 
     def __repr__(self) -> str:

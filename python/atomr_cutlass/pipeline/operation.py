@@ -1,4 +1,4 @@
-"""Operations: the class that each implements once, their operands, and the registry that all else finds them by."""
+"""Operations: the class that each implements once, their operands, and the registry."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from ..arrays import numerics
+from ..arrays.layouts import MatrixSpec
 from ..arrays.numerics import BYTE
 from ..errors import InvalidOperandError
 from ..generator.epilogue.tree import MASK
-from .problem import MatrixSpec
 
 if TYPE_CHECKING:  # signatures name types that only operations construct
-    from ..epilogue.bound import Fusion
+    from ..epilogue.fusion import Fusion
     from ..generator.key import KernelKey
     from .call import Invocation
     from .devices import Device
@@ -56,10 +56,10 @@ class OperandSlot:
     """An operand of a request.
 
     Attributes:
-        name: as callers say it: `a`, `x`, `scale_a`, ..., or as an epilogue tree has it; of the result `out`.
+        name: the argument's name, `a`, `x`, `scale_a`, ..., or that of an epilogue tree's operand; `out` is the result.
         specs: the layout of its array, dimensions in the order of a call; of a list, of each of its arrays.
-        element: DLPack's (type code, bits) where it is not that of the specs: fp4, e8m0 and masks are bytes, which have
-            no name among element types; shapes and strides count bytes then.
+        element: DLPack's (type code, bits) where it is not that of the specs: fp4, e8m0 and masks are passed as bytes,
+            and shapes and strides count bytes then.
     """
 
     name: str
@@ -84,12 +84,12 @@ def epilogue_slots(fusion: Fusion | None) -> Iterator[OperandSlot]:
 
 
 def memory_order(spec: MatrixSpec) -> list[int]:
-    """Dimensions from the outermost in memory to the innermost."""
+    """Dimensions by stride, the largest first."""
     return sorted(range(len(spec.shape)), key=lambda i: -spec.strides[i])
 
 
 def _laid_out(spec: MatrixSpec, make: Callable[[tuple[int, ...]], Array]) -> Array:
-    """A dense array that lies as the spec says. `make` gets its extents in the order of memory."""
+    """A dense array with the dimension order of a spec. `make` gets its extents by stride, the largest first."""
     order = memory_order(spec)
     made: Array = make(tuple(spec.shape[i] for i in order)).transpose(np.argsort(order))
     return made
@@ -108,7 +108,7 @@ def _random_values(generator: np.random.Generator, slot: OperandSlot, spec: Matr
 
 
 def poison(slot: OperandSlot, spec: MatrixSpec) -> Array:
-    """A result before it is computed, so that an element that nobody writes cannot be right by chance."""
+    """A result before it is computed: values that make an element that no kernel writes a mismatch."""
     if slot.element == BYTE:
         return _laid_out(spec, lambda shape: np.full(shape, 0xFF, np.uint8))
     kind = np.dtype(numerics.numpy_dtype(spec.dtype))
@@ -120,13 +120,13 @@ class Operation:
     """One operation.
 
     Attributes:
-        name: as kernels and the command line have it.
-        function: the public name that takes its options; empty where that is the operation's.
+        name: its name in kernel keys and on the command line.
+        function: name of the public function; empty where it is `name`.
         request_type: the class that describes one call, if there is one.
-        message: the name under which actors get such requests, as in `CutlassMsg.Gemm`.
+        message: the name of an actor's message with such a request, as in `CutlassMsg.Gemm`.
         refuses: of CALL_OPTIONS, those that its function does not take, each with the reason.
         spelled: of CALL_OPTIONS, those that its function takes under another name.
-        unplanned: why no plans are made of requests; empty where they are.
+        unplanned: why no plans are made from requests; empty where they are.
     """
 
     name: str
@@ -139,7 +139,7 @@ class Operation:
 
 
 class CallOperation(Operation, abc.ABC):
-    """An operation whose requests have their arrays, and may have a `reply`."""
+    """An operation whose requests hold their arrays, and may have a `reply`."""
 
     unplanned = "a request has its arrays: there is none without"
 
@@ -149,7 +149,7 @@ class CallOperation(Operation, abc.ABC):
 
 
 def settled(reply: Any, work: Callable[[], T]) -> T:
-    """Does work and tells a reply, if there is one, how it ended. One that was cancelled is not told."""
+    """Runs work and sets its result or exception on a reply, if there is one that was not cancelled."""
     if reply is None:
         return work()
     from concurrent.futures import InvalidStateError  # which a process with a reply has loaded
@@ -166,45 +166,47 @@ def settled(reply: Any, work: Callable[[], T]) -> T:
 
 
 class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
-    """An operation whose requests have no arrays: plans are made from them, explained, run on random operands and sent.
+    """An operation whose requests hold no arrays: they can be planned, explained, run on random operands, and sent.
 
     Attributes:
-        bound: the operand that a plan can keep.
-        optional: operands that some requests have and others have not, but for scales and those of a tree.
+        bound: name of the operand that a plan can keep.
+        optional: names of operands that not every request has, apart from scales and those of a tree.
         options: of the command line, beside those of every operation.
+        profiled: whether cutlass_profiler's CSV files have rows of its kernels.
     """
 
     request_type: type[RequestT]
     bound: str
     optional: tuple[str, ...] = ("c",)
     options: tuple[Option, ...] = ()
+    profiled: bool = False
 
     @abc.abstractmethod
     def operands(self, request: RequestT) -> tuple[OperandSlot, ...]:
         """The operands that a plan of this request is called with, in order; the result is the last."""
 
     def names(self, request: RequestT) -> tuple[str, ...]:
-        """The operands that requests of this kind may have, those of this one first; without the result."""
+        """Names of the operands that requests may have, those of this request first; without the result."""
         own = tuple(slot.name for slot in operands_of(request)[:-1])
         return own + tuple(name for name in self.optional if name not in own)
 
     def extents(self, request: RequestT) -> dict[str, Any]:
-        """The request's extents, as JSON-ready values: those of its shape where an operation says nothing else."""
+        """The request's extents as JSON-ready values; by default those of its shape."""
         return dataclasses.asdict(request.shape)
 
     def products(self, request: RequestT) -> int:
-        """The number of pairs of elements that the request multiplies and adds."""
+        """The number of multiply-adds of the request."""
         return math.prod(self.extents(request).values())
 
     def describe(self, request: RequestT) -> str:
-        """The request's extents in words; `batch` is how many times."""
+        """The request's extents in words."""
         extents = self.extents(request)
         batch = extents.pop("batch")
         return "x".join(map(str, extents.values())) + (f", {batch} times," if batch > 1 else "")
 
     @abc.abstractmethod
     def request(self, options: RequestOptions) -> RequestT:
-        """The request that options of the command line describe; an error names the option and what is valid."""
+        """The request that options of the command line describe; an error names the option and the valid values."""
 
     @abc.abstractmethod
     def plan(self, request: RequestT, device: int, **options: Any) -> Plan:
@@ -220,9 +222,9 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
         plan(*given, out=out, **options)
 
     def write_empty(self, request: RequestT, arrays: Mapping[str, Any], stream: int) -> None:
-        """Writes the outputs beside a result without elements: reductions of nothing."""
+        """Writes the outputs beside a result without elements: reductions over no elements."""
         if request.tree is not None:
-            from ..epilogue.bound import reduce_nothing  # which imports this package's plans
+            from ..epilogue.plan_operands import reduce_nothing  # imports plans, which requests do not need
 
             reduce_nothing(request.tree, arrays, stream)
 
@@ -232,7 +234,7 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
         return None if all(0 in spec.shape for spec in result.specs) else request.search(device)
 
     def random_arrays(self, request: RequestT, generator: np.random.Generator) -> Arrays:
-        """Random operands on the host, in the forms that the reference takes; results hold what no kernel computes."""
+        """Random operands on the host, in the forms that the reference takes, and poisoned results."""
         return {
             label: poison(slot, spec) if slot.written else _random_values(generator, slot, spec)
             for slot in self.operands(request)
@@ -245,11 +247,11 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
 
     @abc.abstractmethod
     def sample(self, key: KernelKey, epilogue: str, device: Device) -> tuple[RequestT, Candidate[Any]]:
-        """A small request whose tree is that of an epilogue of the kernel's, and the kernel as a candidate for it."""
+        """A small request whose tree is that of one of the kernel's epilogues, and the kernel as a candidate for it."""
 
     @abc.abstractmethod
     def probe(self, request: RequestT, arrays: Arrays) -> Probe[RequestT]:
-        """The request on arrays of the host: computed by the reference, or checked with it."""
+        """The request on host arrays, to be computed by the reference or compared with it."""
 
 
 @functools.cache
@@ -261,18 +263,18 @@ def operations() -> Mapping[str, Operation]:
 
 @functools.cache
 def planned_operations() -> Mapping[str, PlannedOperation[Any]]:
-    """The operations that plans are made of, by name."""
+    """The operations whose requests can be planned, by name."""
     return {name: found for name, found in operations().items() if isinstance(found, PlannedOperation)}
 
 
 def refusal_of(function: str, option: str) -> str | None:
-    """Why a public function does not take an option; None where no operation says so."""
+    """Why a public function does not take an option; None where no reason is recorded."""
     found = (operation for operation in operations().values() if function == (operation.function or operation.name))
     return next((operation.refuses.get(option) for operation in found), None)
 
 
 def operation_of(request: Any) -> PlannedOperation[Any]:
-    """The operation of a request that plans are made from."""
+    """The operation of a request; refuses anything else."""
     known = planned_operations().values()
     for kind in type(request).__mro__:
         for operation in known:
@@ -283,14 +285,14 @@ def operation_of(request: Any) -> PlannedOperation[Any]:
 
 
 def described(request: Request) -> dict[str, Any]:
-    """Which operation a request is of, and its extents and element type, as JSON-ready values."""
+    """A request's operation, extents and element type, as JSON-ready values."""
     shape = operation_of(request).extents(request)
     return {"op": request.plan_key().op, "shape": shape, "dtype": request.dtype.value}
 
 
 @functools.lru_cache(maxsize=1024)
 def operands_of(request: Request) -> tuple[OperandSlot, ...]:
-    """The operand table of a request; whoever serves equal requests makes it once."""
+    """The operand table of a request, made once for equal requests."""
     return operation_of(request).operands(request)
 
 

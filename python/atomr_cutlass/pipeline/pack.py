@@ -1,9 +1,8 @@
-"""Packs: kernels in one file, of which every byte is under a checksum (`generator.seal`).
+"""Packs: kernels in one file, all under a checksum (`generator.seal`).
 
-A pack is a shared library by nvcc, or MAGIC and the images of cubins compiled by NVRTC, one after the other, whose
-lengths the manifest has. It is read whole and checked before anything of it is used: of cubins, what reaches the driver
-is what was checked, whatever becomes of the file meanwhile. Neither a GPU nor a compiler is needed to read, list or
-write one.
+A pack is a shared library made by nvcc, or MAGIC followed by the images of cubins made by NVRTC, whose lengths are in
+the manifest. It is read whole and checked before use: cubins reach the driver as they were checked, even if the file
+changes meanwhile. Reading, listing and writing a pack needs neither a GPU nor a compiler.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ LAYOUT = f"{_core.LAYOUT_DIGEST:016x}"
 """The digest of the ABI's layout, as manifests have it."""
 
 BUILT = ("package", "abi_version", "layout", "compiler", "headers", "licenses")
-"""The members of a manifest that say how the pack was built; see `generator.manifest.manifest`."""
+"""The members of a manifest about how the pack was built; see `generator.manifest.manifest`."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Cubin:
 
 @dataclass(frozen=True)
 class Pack:
-    """The contents of a pack of cubins; `built`, how they were built, by BUILT."""
+    """The contents of a pack of cubins; `built` has the members BUILT of its manifest."""
 
     name: str
     built: Mapping[str, Any]
@@ -56,7 +55,7 @@ class Pack:
 
     @property
     def cuda_version(self) -> int:
-        """Of the compiler; 13000 means 13.0."""
+        """The compiler's; 13000 means 13.0."""
         return cuda_version(self.built["compiler"])
 
     def manifest(self) -> dict[str, Any]:
@@ -78,14 +77,14 @@ def encode(pack: Pack) -> bytes:
 
 
 def decode(data: bytes, where: str) -> Pack | dict[str, Any]:
-    """The pack of cubins in a file, or the manifest of a shared library, once all is checked; errors name `where`."""
+    """The pack of cubins in a file, or the manifest of a shared library, checked; errors name `where`."""
     try:
-        told = unseal(data)
+        description = unseal(data)
     except (ValueError, RecursionError) as error:
         raise LibraryError("pack", f"{where} is damaged: {error}; copy or build it again") from error
-    # First of all, for what follows may mean something else in another version. Where a manifest does not say them, the
-    # library itself says them once it is loaded.
-    abi_version, layout = told.get("abi_version", _core.ABI_VERSION), told.get("layout", LAYOUT)
+    # Before all else, whose meaning may differ in another version. A library whose manifest lacks them is checked when
+    # it is loaded.
+    abi_version, layout = description.get("abi_version", _core.ABI_VERSION), description.get("layout", LAYOUT)
     if abi_version != _core.ABI_VERSION:
         raise _refusal(where, f"was built for ABI {abi_version}; this package speaks ABI {_core.ABI_VERSION}")
     if layout != LAYOUT:
@@ -93,21 +92,21 @@ def decode(data: bytes, where: str) -> Pack | dict[str, Any]:
         raise _refusal(where, reason)
     try:
         if data.startswith(MAGIC):
-            return _pack(told, data, where)
-        _require_glibc(str(told["glibc"]), len(told["kernels"]), where)
+            return _pack(description, data, where)
+        _require_glibc(str(description["glibc"]), len(description["kernels"]), where)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _refusal(where, f"has a manifest that cannot be used ({error})") from error
-    return told
+    return description
 
 
 def _refusal(where: str, reason: str) -> LibraryError:
     return LibraryError("pack", f"{where} {reason}: rebuild the pack")
 
 
-def _pack(told: Mapping[str, Any], data: bytes, where: str) -> Pack:
-    """The inverse of `encode`, of its bytes and the manifest at their end."""
+def _pack(description: Mapping[str, Any], data: bytes, where: str) -> Pack:
+    """The inverse of `encode`, from the bytes and the manifest at their end."""
     end, cubins = len(MAGIC), []
-    for entry in told["kernels"]:
+    for entry in description["kernels"]:
         images = []
         for image in entry["images"]:
             start, end = end, end + image["bytes"]
@@ -115,13 +114,13 @@ def _pack(told: Mapping[str, Any], data: bytes, where: str) -> Pack:
         code, companion = images
         facts = {name: entry[name] for name in ("content", "shared_bytes", "threads")}
         cubins.append(Cubin(key_file.parse(entry), code, companion, **facts, verified=tuple(entry["verified"])))
-    if end != told["bytes"]:
+    if end != description["bytes"]:
         raise _refusal(where, "has images of other lengths than its manifest says")
-    return Pack(told["name"], {name: told[name] for name in BUILT}, tuple(cubins))
+    return Pack(description["name"], {name: description[name] for name in BUILT}, tuple(cubins))
 
 
 def _require_glibc(needed: str, kernels: int, where: str) -> None:
-    """Refuses a shared library of so many kernels that needs a newer C library than this system's."""
+    """Refuses a shared library that needs a newer C library than this system's; the error has its number of kernels."""
     library, here = platform.libc_ver()
     if not needed or library != "glibc":
         return
@@ -135,7 +134,7 @@ def _require_glibc(needed: str, kernels: int, where: str) -> None:
 
 
 def read(path: Path) -> Pack | dict[str, Any]:
-    """As `decode`, of a file that may be missing."""
+    """Reads a file; see `decode`."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -144,7 +143,7 @@ def read(path: Path) -> Pack | dict[str, Any]:
 
 
 def read_cubins(path: Path) -> Pack:
-    """As `read`, which refuses a pack of the other form."""
+    """Reads a pack of cubins; refuses a shared library."""
     found = read(path)
     if not isinstance(found, Pack):
         raise LibraryError(
@@ -162,7 +161,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def merge(packs: Sequence[Pack], name: str) -> Pack:
-    """One pack of the kernels of several, which were built alike."""
+    """One pack with the kernels of several that were built alike."""
     first = packs[0]
     cubins: dict[KernelKey, Cubin] = {}
     for pack in packs:

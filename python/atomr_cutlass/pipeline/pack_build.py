@@ -1,4 +1,4 @@
-"""Packs from keys: by NVRTC of cubins, by nvcc and a host compiler shared libraries, on any executor."""
+"""Building packs from keys: cubins by NVRTC, or a shared library by nvcc and a host compiler, on any executor."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def build(
     executor: Executor | None = None,
     finished: Callable[[KernelKey], None] = lambda _key: None,
 ) -> bytes:
-    """The file of a pack, by one of COMPILERS; `compile_key` or `compile_unit` runs on the executor, else in threads.
+    """The file of a pack, built by one of COMPILERS; compilations run on the executor, by default in threads.
 
-    What was compiled before an interruption, or beside kernels that do not compile, is in the cache for the next build.
+    After an interruption or a failure, the next build finds the kernels that were compiled in the cache.
     """
     compiled = functools.partial(_compiled, executor=executor, finished=finished)
     return COMPILERS[compiler](keys, name, compiled)
@@ -72,12 +72,12 @@ def _compiled(
     executor: Executor | None,
     finished: Callable[[KernelKey], None],
 ) -> list[bytes]:
-    """Compiles each unit by a function of its keys' lines and a digest, on an executor (None: so many threads)."""
+    """Compiles each unit by a function of its keys' lines and a digest, on an executor (None: in `threads` threads)."""
     failed = []
     with contextlib.ExitStack() as stack:
         pool = executor or stack.enter_context(ThreadPoolExecutor(threads))
         waiting = {pool.submit(compile_unit, "\n".join(map(key_file.line, unit)), digest): unit for unit in units}
-        stack.callback(lambda: [future.cancel() for future in waiting])  # of one that fails the others
+        stack.callback(lambda: [future.cancel() for future in waiting])  # after an error
         for future in as_completed(waiting):
             names = ", ".join(key.name for key in waiting[future])
             try:
@@ -101,9 +101,9 @@ def _compiled(
 
 @contextlib.contextmanager
 def dask_cluster(address: str) -> Iterator[Executor]:
-    """The workers of a Dask cluster as an executor. Each needs this package, to compile also NVRTC, and has its cache.
+    """The workers of a Dask cluster as an executor. Each needs this package and, to compile, NVRTC.
 
-    What a worker leaves unfinished when it dies is done by another worker.
+    If a worker dies, another one takes over its task.
     """
     try:
         from distributed import Client
@@ -118,18 +118,18 @@ def dask_cluster(address: str) -> Iterator[Executor]:
 
 
 def _digest(compiler: str, *parts: str) -> str:
-    """Identifies a toolchain by what decides about its code, whatever its paths."""
+    """The digest of a toolchain: of everything that its code depends on, without paths."""
     return f"{compiler} {hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
 
 
 def _require(lib: str, here: str, digest: str, key: KernelKey) -> None:
-    """Refuses to compile a key by another toolchain than the one that is to compile it."""
+    """Refuses to compile a key where the toolchain has another digest than that of the build."""
     if here != digest:
         raise LibraryError(lib, f"the toolchain here is {here}, and {digest} is to compile {key.name}: install that")
 
 
 def _facts(compiler: str, digests: Mapping[str, str]) -> dict[str, Any]:
-    """How this package builds, as `pack.BUILT` has it."""
+    """The members of BUILT for packs that this package builds."""
     own = metadata.distribution("atomr-cutlass")
     ours, theirs = own.read_text("licenses/LICENSE") or LICENSE, LICENSE
     with contextlib.suppress(OSError):
@@ -145,7 +145,7 @@ def _facts(compiler: str, digests: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _provenance(key: KernelKey, compiler: str) -> tuple[str, tuple[dict[str, str], ...]]:
-    """(what a kernel is compiled from and by, what is recorded of its verification)."""
+    """(content of a kernel as `KernelInfo` has it, records of its verification)."""
     verified = tuple(record.to_dict() for record in verification(key).records)
     return f"{' '.join(identity(key))} {compiler}", verified
 
@@ -191,7 +191,7 @@ def _cubin(key: KernelKey, images: Images, tools: Toolchain) -> Cubin:
 
 
 class Nvcc(NamedTuple):
-    """A CUDA compiler; `digest` identifies it, its headers and its options by content, `cutlass` its headers."""
+    """A CUDA compiler; `digest` is that of it with its headers and options, `cutlass` that of CUTLASS's headers."""
 
     name: str
     digest: str
@@ -200,7 +200,7 @@ class Nvcc(NamedTuple):
 
 
 def nvcc() -> Nvcc:
-    """The compiler that a build of the package would take: `CUDACXX`, an installed one, or PyPI's."""
+    """The compiler that a build of the package would use: `CUDACXX`, an installed one, or PyPI's."""
     try:
         path = str(nvcc_toolchain.find_nvcc(kernels.store().folder / "toolkit").absolute())
         folders = headers.includes(jit_toolchain.CUTLASS, "nvcc", ours=jit_toolchain.OURS).folders
@@ -281,7 +281,7 @@ def compile_unit(lines: str, digest: str) -> bytes:
 
 
 def _output(tools: Nvcc, files: Mapping[str, bytes], arguments: Sequence[str]) -> tuple[bytes, str]:
-    """The file that nvcc makes of others, or nothing where it fails, and its messages."""
+    """The output of nvcc for some files, empty where it fails, and its messages."""
     with tempfile.TemporaryDirectory(prefix="atomr-cutlass-") as work:
         for name, content in files.items():
             path = Path(work, name)

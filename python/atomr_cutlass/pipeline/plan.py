@@ -1,4 +1,4 @@
-"""Plans: a problem with its kernels chosen and everything allocated, so that calling it only launches."""
+"""Plans: the kernels of a problem with their memory and arguments, so that a call only launches."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import _core
 from ..arrays import symbols
+from ..arrays.layouts import MatrixSpec, row_major
 from ..errors import UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.matrix import arguments_of
@@ -16,21 +17,20 @@ from ..generator.render import render
 from ..jit import kernels, record
 from . import devices, table
 from .plan_cache import PlanKey
-from .problem import MatrixSpec, row_major
 from .search import Candidate
 from .table import KernelInfo
 
 BACKENDS = ("auto", "prebuilt", "jit")
 
 Address = tuple[str, int, int]
-"""(`operand`, `temporary` or `zeros`, index, bytes from there)."""
+"""(`operand`, `temporary` or `zeros`; its index; offset in bytes)."""
 
 ALWAYS, PRODUCT, NO_PRODUCT = "always", "product", "no product"
-"""Which calls take a step: with `product` those whose alpha is not 0, with `no product` the others."""
+"""The calls that run a step: all, those whose alpha is not 0, or those whose alpha is 0."""
 
 
 class Plan(_core.LaunchPlan):
-    """Kernels and one problem; `plan(*arrays, out=None, alpha=None, beta=None, stream=None)` launches.
+    """The launches that compute one problem: `plan(*arrays, out=None, alpha=None, beta=None, stream=None)`.
 
     Arrays are given in the order of `slots`, or by name, and must have the shape, strides, dtype, device and address
     alignment that the plan was made for; they may be other arrays at every call. C of a plain GEMM is left out where
@@ -43,11 +43,11 @@ class Plan(_core.LaunchPlan):
         request: the request that the plan was made from, if it was made from one.
         key: the PlanKey of that request.
         candidates: the kernels, in the order of their launches.
-        rewrite: how the problem was put to kernels that do not compute it as it stands; empty for one that does.
-        cached_launch: of a plan that was traced (`arrays.symbols`): its blueprint, and what makes a plan of one.
-        checked: whether nothing is left to be checked of an epilogue at its first use. A plan made while its stream is
-            captured may not be: it is not kept for later calls.
-        kernel_name: of the kernel that does the products.
+        rewrite: how the problem was rewritten for kernels that do not compute it as it stands; empty otherwise.
+        cached_launch: of a traced plan (`arrays.symbols`): its blueprint, and a function that makes a plan from one.
+        checked: whether the epilogue has been validated or needs no validation. A plan made while its stream is
+            captured may not be, and is then not kept for later calls.
+        kernel_name: name of the kernel that does the products.
         kernel_handle: the identity of that kernel in this process, once loaded.
 
     Raises:
@@ -65,10 +65,10 @@ class Plan(_core.LaunchPlan):
     _next: Plan | None = None
 
     def replace(self, next: Plan) -> None:  # type: ignore[override] # noqa: A002
-        """Has launches go to another plan of the same operands, but never during the capture of a graph.
+        """Redirects launches to another plan of the same operands, but never during the capture of a graph.
 
-        A graph that begins with this plan's kernels stays with them. Operands that the other plan's kernels cannot
-        read, for want of alignment, are served by this one's.
+        A graph that begins with this plan's kernels stays with them. Operands that are not aligned enough for the other
+        plan's kernels are served by this one's.
 
         Raises:
             InvalidOperandError: the other plan has other operands.
@@ -90,20 +90,20 @@ class Plan(_core.LaunchPlan):
 
     @property
     def source(self) -> str:
-        """Its source, as it is compiled at run time."""
+        """Its source for NVRTC."""
         return render(self.main.key, flavour="nvrtc")[0]
 
     @property
     def origin(self) -> str:
-        """Where it comes from: `prebuilt`, `pack NAME` or `jit`."""
+        """Its origin: `prebuilt`, `pack NAME` or `jit`."""
         return self.main.origin
 
 
 class Steps:
-    """A plan in the making: slots for the caller's arrays, memory of its own, and the steps on them."""
+    """A plan under construction: the caller's arrays, the plan's memory, and the steps on them."""
 
     def __init__(self, device: int, stream: int | None = None) -> None:
-        """So far it has no steps; `stream` is where it will be launched first."""
+        """Begins a plan without steps; `stream` is that of the first launch."""
         self.device, self._stream = device, stream
         self._slots: list[tuple[str, Sequence[int], Sequence[int], tuple[int, int], int, str]] = []
         self._temporaries: list[int] = []
@@ -122,7 +122,7 @@ class Steps:
         alignment: int = 1,
         role: str = "input",
     ) -> Address:
-        """An array of the caller's, the next in the order of a call.
+        """Adds the caller's next array, in the order of a call.
 
         Strides are in elements (None: row-major), `dtype` is DLPack's (type code, bits), the alignment in bytes. Roles
         are `input`, `source` (an input that a result may overwrite in place), `optional source` (one that is given
@@ -133,27 +133,27 @@ class Steps:
         return ("operand", len(self._slots) - 1, 0)
 
     def matrix(self, name: str, spec: MatrixSpec, align: int = 1, role: str = "input") -> Address:
-        """A slot for an array of this layout, whose address is a multiple of `align` elements."""
+        """Adds an array of this layout, whose address is a multiple of `align` elements."""
         alignment = align * spec.dtype.bits // 8
         return self.slot(name, spec.shape, spec.strides, spec.dtype.dlpack, alignment=alignment, role=role)
 
     def temporary(self, size: int) -> Address:
-        """Device memory of the plan's own, aligned to 256 bytes, undefined when a call begins."""
+        """Adds device memory of the plan, aligned to 256 bytes, undefined when a call begins."""
         self._temporaries.append(size)
         return ("temporary", len(self._temporaries) - 1, 0)
 
     def zeros(self, size: int) -> Address:
-        """Device memory that holds zeros. It is allocated at the first call that needs it."""
+        """Adds device memory that holds zeros, allocated at the first call that needs it."""
         self._zeros = max(self._zeros, size)
         return ("zeros", 0, 0)
 
     def launch(
         self, candidate: Candidate[Any], args: Mapping[str, Any], *, main: bool = False, when: str = ALWAYS
     ) -> None:
-        """Launches a kernel; the plan is named after its `main` one.
+        """Adds the launch of a kernel; the plan is named after its `main` one.
 
         Arguments are the fields of kernel_abi.h by name: numbers, addresses for pointers, `"alpha"` or `"beta"` for
-        scalars that the call gives, `settled` for bits. What is left out is 0.
+        scalars of the call, `settled` for bits. Fields that are left out are 0.
         """
         if candidate.info is None:
             if self._stream is not None and _core.capturing(self.device, self._stream):
@@ -171,17 +171,17 @@ class Steps:
         self._candidates.append(candidate)
 
     def clear(self, address: Address, size: int, value: int = 0) -> None:
-        """Sets bytes to a value."""
+        """Adds a step that sets bytes to a value."""
         self._steps.append(("clear", address, size, value))
 
     def copy(self, address: Address, table: bytes, patches: Sequence[tuple[int, Address]]) -> None:
-        """Writes host bytes to device memory, with addresses put in at the offsets of the patches."""
+        """Adds a step that writes host bytes to device memory, with addresses at the offsets of the patches."""
         self._steps.append(("copy", address, table, list(patches)))
 
     def plan(
         self, *, like: Any = None, alpha: float = 1.0, beta: float = 0.0, integral: bool = False, rewrite: str = ""
     ) -> Plan:
-        """The plan. `like` is an array whose framework allocates the memory; scalars are of calls that give none."""
+        """The plan. The framework of `like` allocates its memory; alpha and beta are the defaults of its calls."""
         step, index = self._main
         options = {
             "device": self.device, "integral": integral, "alpha": float(alpha), "beta": float(beta), "main": step,
@@ -211,19 +211,19 @@ class Steps:
 
 
 def _alone(candidate: Candidate[Any]) -> Candidate[Any]:
-    """A candidate without the problem that it is for."""
+    """A candidate without its problem, so that a plan for many extents does not keep one."""
     numbers = ("seconds", "split_k", "swizzle", "raster", "width")
     plain = {name: symbols.plain(getattr(candidate, name)) for name in numbers}
     return dataclasses.replace(candidate, formulation=None, **plain)
 
 
 def settled(address: Address, bits: int) -> tuple[str, int, int]:
-    """Bits of an argument that are set where an operand is settled."""
+    """Bits of an argument that are set where no launch in flight may still write the operand."""
     return ("settled", address[1], bits)
 
 
 def moved(address: Address, elements: int, dtype: CutlassDtype) -> Address:
-    """The address of a later element."""
+    """The address so many elements further."""
     kind, index, start = address
     return (kind, index, start + elements * dtype.bits // 8)
 

@@ -1,4 +1,4 @@
-"""Plan keys and the caches of plans: the plans used most recently, up to a capacity."""
+"""Plan keys and caches of plans."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ Extents: TypeAlias = "tuple[int | tuple[int, ...], ...]"
 PLANS_KEPT = 2048
 
 kept_plans = _core.PlanStore(PLANS_KEPT)
-"""Plans of all functions, by everything that they depend on: the layouts of all operands, and every option."""
+"""The kept plans of all functions, by the layouts of all operands and every option."""
 
 
 @dataclass(frozen=True, repr=False)
 class PlanKey:
-    """The identity of a plan: everything of what is launched except pointers and the values of scalars.
+    """The identity of a plan: everything that is launched except pointers and the values of scalars.
 
-    Two requests that differ in alpha alone have one key, and so one plan; what the epilogue *does* (whether C is read,
-    a bias, an activation) is another matter and part of it. Which kernel serves the plan is not: that is chosen.
+    Requests that differ in alpha alone have one key and share a plan. The operations of the epilogue (reading C, a
+    bias, an activation) are part of the key; the kernel is not, since it is chosen.
 
     Attributes:
-        op: `gemm`, `grouped_gemm`, `conv2d_fprop`, `conv2d_dgrad` or `conv2d_wgrad`.
+        op: the operation's name.
         shape: the operation's extents: (m, n, k, batch), a tuple of such for groups, or a convolution's.
         layouts: of the operands and the result, in that order. Requests have dense operands, whose strides follow.
         dtypes: element types of the operands and the result, in that order.
         math: math mode of the kernel's key.
-        epilogue: what happens to the accumulator, such as `linear` or `linear+c+bias+relu`; a tree by its id.
-        arch: the target that was asked for; None is the GPU's own, whichever that is.
+        epilogue: the operations on the accumulator, such as `linear` or `linear+c+bias+relu`; a tree by its id.
+        arch: the target that the request names; None is that of the GPU.
         binding: name of the operand that the plan keeps, or None.
-        batch_invariant: whether its kernel has the one reduction of these products, whatever the number of rows.
+        batch_invariant: whether its kernel has the reduction that serves every number of rows.
     """
 
     op: str
@@ -90,7 +90,7 @@ def _expect_tuple(values: Any, kind: type | tuple[type, ...], name: str) -> None
 
 @dataclass(frozen=True)
 class CachedPlan:
-    """The description of a plan that is known without a GPU: it cannot be launched.
+    """A plan made without a GPU: it describes its kernel and cannot be launched.
 
     Attributes:
         key: the identity of the plan.
@@ -111,8 +111,8 @@ PlanT = TypeVar("PlanT")
 class PlanCache(Generic[PlanT]):
     """The plans used most recently, at most `capacity` of them. Safe for use by several threads.
 
-    Dropping a plan gives up this reference and no more: callers that hold the plan may go on launching it, memory that
-    a captured graph uses stays, and a workspace is freed once the launches in flight have ended (`_core.LaunchPlan`).
+    Dropping a plan drops one reference: callers that hold the plan may go on launching it, memory that a captured graph
+    uses stays, and a workspace is freed once the launches in flight have ended (`_core.LaunchPlan`).
 
     Attributes:
         capacity: how many plans are kept.
@@ -134,7 +134,7 @@ class PlanCache(Generic[PlanT]):
         self._lock = renewed(self, "_lock", threading.RLock)
 
     def get(self, key: Hashable) -> PlanT | None:
-        """The plan of this key, which is now the one used last, or None. Counted as a hit or a miss."""
+        """The plan of this key, or None; counts as a use, and as a hit or a miss."""
         with self._lock:
             plan = self.peek(key)
             if plan is None:
@@ -145,7 +145,7 @@ class PlanCache(Generic[PlanT]):
             return plan
 
     def peek(self, key: Hashable) -> PlanT | None:
-        """The plan of this key or None, neither counted nor a use."""
+        """The plan of this key or None; not counted, and not a use."""
         try:
             return self._plans.get(key)
         except TypeError:  # an array or a list
@@ -153,7 +153,7 @@ class PlanCache(Generic[PlanT]):
             raise InvalidOperandError(f"key is {shown(key)}; expected {expected}") from None
 
     def insert(self, plan: PlanT, key: Hashable = None) -> None:
-        """Keeps a plan as the one used last, in place of any other of its key.
+        """Keeps a plan as the most recently used, in place of any other of its key.
 
         Args:
             plan: the plan.
@@ -162,8 +162,8 @@ class PlanCache(Generic[PlanT]):
         Raises:
             InvalidOperandError: there is neither.
         """
-        # Destroying a plan can wait for the GPU, with the GIL released. Nobody else may have to wait meanwhile: what
-        # is dropped lives in this variable until the lock has been released.
+        # Destroying a plan can wait for the GPU, with the GIL released. No other thread is to wait for the lock
+        # meanwhile: dropped plans live in this variable until it has been released.
         dropped: list[PlanT] = []
         key = getattr(plan, "key", None) if key is None else key
         if key is None:
@@ -186,7 +186,7 @@ class PlanCache(Generic[PlanT]):
         return len(self._plans)
 
     def __contains__(self, key: Hashable) -> bool:
-        """Whether there is a plan of this key; neither counted nor a use."""
+        """Whether there is a plan of this key; not counted, and not a use."""
         return self.peek(key) is not None
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
-"""`plan`, and the plan of a problem: with the kernel that is remembered or the best one, within a limit of workspace.
+"""`plan`, and making the plan of a problem with a named, tuned or the best kernel, within a limit of workspace.
 
-A plan that begins with a slow kernel of the table switches to a better one when that has been compiled.
+A plan that begins with a slow kernel of the table switches to a better one once that has been compiled.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ F = TypeVar("F")
 @documented
 @dataclass(frozen=True)
 class PlanOptions:
-    """How a plan is made, whatever it is of.
+    """The options with which plans of all operations are made.
 
     Attributes:
         arch: keep to cells of this arch.
-        alpha: of calls that give none.
-        beta: of calls that give none.
-        of_call: whether the plan serves only calls whose alpha and beta are 0 exactly where these are, as plans that
-            a function keeps do. Without beta it has no C then, and without an alpha of 0 no launches for that.
+        alpha: default of the plan's calls.
+        beta: default of the plan's calls.
+        of_call: whether the plan serves only calls whose alpha and beta are 0 exactly where these are, like the plans
+            that a function keeps: it then has no C if beta is 0, and launches for alpha 0 only if alpha is 0.
         like: an array whose framework allocates the workspace, where it can.
         backend: `auto`: the best kernel of the table; where it has none, the matrix's best one, compiled. `prebuilt`:
             the table only. `jit`: the matrix's best one, compiled.
-        stream: where the first launch will be, where that is known.
-        use: the use that the kernel is remembered for, beside the problem; None: there is none.
-        in_background: whether another thread than the call's makes the plan, beside which streams may be captured: an
-            epilogue is not validated there, and the plan says so; see `Plan.checked`.
-        candidate: the kernel, which need not be the best one and is not validated; None chooses it.
+        stream: the stream of the first launch, if known.
+        use: the use under which the kernel is stored in `heuristics`, or None.
+        in_background: whether a background thread makes the plan, while streams may be captured: the epilogue is not
+            validated then; see `Plan.checked`.
+        candidate: the kernel, which is not validated and need not be the best one; None chooses one.
     """
 
     arch: SmArch | None = None
@@ -144,15 +144,9 @@ def plan(
     if device is not None:
         check_index(device, "device")
     made = operation.plan(
-        request,
-        devices.get(int(device or 0)).index,
-        arch=request.arch,
-        alpha=request.epilogue.alpha,
-        beta=request.epilogue.beta,
-        backend=backend,
-        jit=jit,
-        workspace_size=workspace_size,
-    )
+        request, devices.get(int(device or 0)).index, arch=request.arch, alpha=request.epilogue.alpha,
+        beta=request.epilogue.beta, backend=backend, jit=jit, workspace_size=workspace_size,
+    )  # fmt: skip
     made.request = request
     made.key = request.plan_key()
     if b is None:
@@ -163,21 +157,21 @@ def plan(
 
 
 def planned(search: KernelSearch[F], build: Build[F], options: PlanOptions) -> Plan:
-    """A plan with a kernel of a search.
+    """A plan with the kernel that a search yields.
 
-    Where that is one of the table and a much better one is being compiled, launches switch to that when it is ready. If
-    its epilogue has to be validated first, or its plan has other operands, the plan stays as it is and is `superseded`.
-    `build` outlives the call where a kernel is compiled in the background.
+    If a much better kernel than the table's is compiled in the background, launches switch to it when it is ready. If
+    its epilogue has to be validated first, or its plan has other operands, the plan stays as it is and becomes
+    `superseded`. `build` outlives the call where a kernel is compiled in the background.
     """
     if options.candidate is not None:
         return build(options.candidate, options)
     backend, workspace_size = options.backend, options.workspace_size
     search.named = heuristics.wanted(options.use, search.tuned_problem)
     if workspace_size is not None:
-        symbols.refuse()  # the kernel depends on what a plan needs
+        symbols.refuse()  # the choice depends on the workspace, and so on the extents
     policy = kernels.policy(options.jit)
     candidate, better = select.decide(search, backend=backend, jit=policy, stream=options.stream)
-    # With "background" the kernel may change while the plan lives; a plan with symbols is that of many problems.
+    # With "background" the kernel may change during the plan's life; a plan with symbols serves many problems.
     changes = better is not None or policy == "background" or symbols.current() is not None
     use = None if candidate.named or changes else options.use
     if better is not None or candidate.info is None:
@@ -186,7 +180,7 @@ def planned(search: KernelSearch[F], build: Build[F], options: PlanOptions) -> P
     def plan_of(candidate: Candidate[F], options: PlanOptions = options) -> Plan:
         made, epilogue = build(candidate, options), search.epilogue_of(candidate)
         if has_tree(epilogue) and not is_gated(epilogue):
-            from ..epilogue import validate  # loads the reference, which only trees need here
+            from ..epilogue import validate  # loads the reference, which only trees need
 
             made.checked = validate.require(
                 candidate, epilogue, search.device, stream=options.stream, in_background=options.in_background
@@ -213,10 +207,10 @@ def planned(search: KernelSearch[F], build: Build[F], options: PlanOptions) -> P
 
 
 def _improve(made: Plan, better: Candidate[F], build: Build[F], device: Device, options: PlanOptions) -> None:
-    """Compiles a better kernel in the background, and has the plan launch it from then on if it has the workspace."""
+    """Compiles a better kernel in the background, to which the plan switches if the workspace limit allows."""
     kernels.record_miss(better.key)
     waiting, like, workspace_size = weakref.ref(made), options.like, options.workspace_size
-    # The array itself may be large, and is the caller's to drop.
+    # A reference to the array itself would keep its memory.
     if like is not None:
         like = _core.framework_empty(like, (1,), BYTE, device.index) if _core.has_exchange_api(like) else None
     options = dataclasses.replace(options, like=like, stream=None, in_background=True)

@@ -1,4 +1,4 @@
-"""Probes: one request on arrays of the host, computed by the reference, or checked with it."""
+"""Probes: a request on host arrays, computed by the reference or compared with it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Track = Callable[[list[Arrays]], Iterable[Arrays]]
 
 @dataclass
 class Check:
-    """Counts the elements outside the tolerance, part by part; of a tree's, `differences` tells in words where."""
+    """The number of elements outside the tolerance; `differences` describes where they are, for a tree's outputs."""
 
     limits: Tolerance
     mismatches: int = 0
@@ -39,14 +39,14 @@ class Check:
     differences: list[str] = field(default_factory=list)
 
     def see(self, got: Array, expected: Array) -> None:
-        """Takes note of the largest difference."""
+        """Updates the largest difference."""
         with np.errstate(invalid="ignore"):
             difference = np.abs(numerics.to_float64(got) - numerics.to_float64(expected))
         self.max_error = max(self.max_error, float(np.max(difference, initial=0.0)))
 
 
 class Probe(abc.ABC, Generic[RequestT]):
-    """A request on arrays, operands and results by name. A part is what some elements of the result come from.
+    """A request on arrays, operands and results by name. A part has some elements of the result and their operands.
 
     `how` has arguments of the reference.
     """
@@ -57,13 +57,13 @@ class Probe(abc.ABC, Generic[RequestT]):
 
     @property
     def tree(self) -> EpilogueVisitorTree | None:
-        """The epilogue's tree, which the reference evaluates of the accumulator, or None."""
+        """The epilogue tree, which the reference evaluates on the accumulator, or None."""
         return self.request.tree
 
     @property
     @abc.abstractmethod
     def depth(self) -> int:
-        """How many products an element of the result adds up."""
+        """The number of products that an element of the result adds up."""
 
     @property
     def scale_block(self) -> int:
@@ -76,7 +76,7 @@ class Probe(abc.ABC, Generic[RequestT]):
         return epilogue_compute(accumulator(self.request.operand_dtype), tree=True)
 
     def limits(self, math: str) -> Tolerance:
-        """The bounds, in the math mode of the kernel that computes: with a tree, those of the accumulator."""
+        """The tolerance in the math mode of a kernel; with a tree, that of the accumulator."""
         rounded = self.request.result_dtype if self.tree is None else self.computed
         return tolerance(self.request.operand_dtype, rounded, self.depth, math, scale_block=self.scale_block)
 
@@ -86,11 +86,11 @@ class Probe(abc.ABC, Generic[RequestT]):
 
     @abc.abstractmethod
     def product(self, part: Arrays, dtype: CutlassDtype) -> Array:
-        """The reference's result without a tree, in an element type: with F64, the accumulator that a tree gets."""
+        """The reference's result without a tree, in an element type; in F64 it is the accumulator of a tree."""
 
     @abc.abstractmethod
     def magnitudes(self, part: Arrays) -> Array:
-        """The magnitudes that tolerances are measured with."""
+        """The magnitudes that the tolerance is relative to."""
 
     def expected(self, part: Arrays) -> Array:
         """The reference's result where there is no tree."""
@@ -101,7 +101,7 @@ class Probe(abc.ABC, Generic[RequestT]):
         return part
 
     def rounding(self, part: Arrays) -> dict[str, Any]:
-        """How a tree's result is stored: arguments of `reference.evaluate`."""
+        """Arguments of `reference.evaluate` about storing a tree's result."""
         return {"out_dtype": self.request.result_dtype}
 
     def compute(self, part: Arrays) -> None:
@@ -114,7 +114,7 @@ class Probe(abc.ABC, Generic[RequestT]):
             part[name][...] = values.reshape(part[name].shape)
 
     def compare(self, part: Arrays, check: Check) -> None:
-        """Checks a part against the reference of the operands that it comes from."""
+        """Compares a part with the reference."""
         if self.tree is None:
             result, expected = part["out"], self.expected(part)
             right = within_tolerance(result, expected, self.magnitudes(part), check.limits, self.request.result_dtype)
@@ -132,7 +132,7 @@ class Probe(abc.ABC, Generic[RequestT]):
             check.mismatches += sum(differences.values())
 
     def accumulator(self, part: Arrays, limits: Tolerance) -> tuple[Array, Array]:
-        """The accumulator that a tree gets, and how far a kernel's may be from it."""
+        """The accumulator of a tree, and the error that a kernel's may have."""
         acc = self.product(part, CutlassDtype.F64)
         return acc, limits.atol_factor * self.magnitudes(part) + limits.rtol * np.abs(acc)
 
@@ -153,9 +153,9 @@ def _inputs(tree: EpilogueVisitorTree, arrays: Arrays) -> Arrays:
 def checked(
     made: Any, arrays: Arrays, views: Mapping[str, Any], *, track: Track = iter, parts: int | None = None
 ) -> Check:
-    """Launches a plan of a request and compares what it writes with the reference: all, or so many parts of it.
+    """Launches a plan of a request and compares its results with the reference: all, or `parts` parts of them.
 
-    Arrays have the results as they are before the launch, views the same on the GPU (see `uploaded`).
+    `arrays` have the results as they are before the launch, `views` the same on the GPU (see `uploaded`).
     """
     request = made.request
     probe = operation_of(request).probe(request, arrays | _written(made, arrays, views))
@@ -174,7 +174,7 @@ def _written(made: Any, arrays: Arrays, views: Mapping[str, Any]) -> Arrays:
     operation = operation_of(made.request)
     sent = operation.gpu_forms(made.request, arrays)
     labels = [label for slot in operation.operands(made.request) if slot.written for label in slot.labels]
-    for label in labels:  # an earlier launch may have been right
+    for label in labels:  # an earlier launch may have left right results
         operands.copy_in(sent[label], views[label])
     operation.launch(made, made.request, views, stream=0)
     return {label: operands.download(views[label]) for label in labels}

@@ -1,9 +1,9 @@
-"""Tuned choices of GEMM as cutlass_profiler's CSV, which it writes with `--output`: read and written.
+"""Reads and writes tuned choices of GEMM as the CSV files that cutlass_profiler writes with `--output`.
 
 A row is one kernel on one problem: the kernel by CUTLASS's procedural name, the problem by extents and by
-`type:layout` of each matrix, and the run time in milliseconds. The columns, their units and how bytes and operations
-are counted follow the profiler's documentation and reports of CUTLASS 3.8 (with D, raster order and cluster). What it
-does not say, leading dimensions and alignments, is that of dense matrices.
+`type:layout` of each matrix, and the run time in milliseconds. The columns, their units and the counts of bytes and
+operations follow the profiler's documentation and reports of CUTLASS 3.8 (with D, raster order and cluster). Leading
+dimensions and alignments, which have no columns, are those of dense matrices.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..generator.matrix import cells
 from ..generator.rules import FEW, SPLIT
 from ..jit import files
 from . import devices, table, tuning
-from .operation import operation_of, request_from
+from .operation import operation_of, planned_operations, request_from
 from .reduction import INSTRUCTION_BYTES
 from .request import Request, RequestOptions
 from .search import ALONG_M, ALONG_N, HEURISTIC
@@ -40,11 +40,11 @@ NEEDED = ("Operation", "m", "n", "k", "A", "B", "C", "Runtime")
 _RASTERS = {"heuristic": HEURISTIC, "along_m": ALONG_M, "along_n": ALONG_N}
 _LAYOUTS = {"row": "r", "column": "c"}
 _TYPES = {"fe4m3": "e4m3", "fe5m2": "e5m2", "tf32": "f32"}
-"""Operands' element types in requests, by the profiler's names that differ."""
+"""Operands' element types in requests, for the profiler's names that differ from ours."""
 
 
 def write(records: Iterable[TuneRecord], path: Path) -> int:
-    """Writes the kernels of plain GEMMs over dense matrices, and says how many; other records have no form there."""
+    """Writes the records of plain GEMMs over dense matrices and returns their number; others have no row."""
     rows = [row for record in records if (row := _row(record)) is not None]
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, ("Problem", *(rows[0] if rows else NEEDED)))
@@ -55,9 +55,10 @@ def write(records: Iterable[TuneRecord], path: Path) -> int:
 
 
 def read(path: Path, gpu: str | None) -> tuple[list[TuneRecord], int]:
-    """The fastest kernel of each problem of a file, and how many rows failed, are wrong or of other kernels.
+    """The fastest kernel of each problem of a file, and the number of rows that are left out.
 
-    `gpu` is the name of the model that was measured, which the file does not say; None is that of GPU 0.
+    Rows of failed or wrong runs and of kernels that are not ours are left out. `gpu` is the name of the model that was
+    measured, which files do not have; None is that of GPU 0.
     """
     gpu = devices.get(0).name if gpu is None else gpu
     try:
@@ -87,23 +88,28 @@ def read(path: Path, gpu: str | None) -> tuple[list[TuneRecord], int]:
 
 
 def _names() -> Mapping[str, list[KernelKey]]:
-    """Cells of the matrix and the table by CUTLASS's names, which ours continue with a digest, and by their own."""
+    """Keys of the matrix and the table by their names, with and without the digest, which CUTLASS's names lack."""
     found: dict[str, list[KernelKey]] = defaultdict(list)
-    keys = [key for _, key in cells(list(SmArch)) if key.op == "gemm"]
-    for key in dict.fromkeys([*keys, *(info.key for info in table.kernels(op="gemm"))]):
+    keys = itertools.chain((key for _, key in cells(list(SmArch))), (info.key for info in table.rows()))
+    for key in filter(_profiled, dict.fromkeys(keys)):
         found[key.name].append(key)
         found[key.name.rpartition("_")[0]].append(key)
     return found
 
 
+def _profiled(key: KernelKey) -> bool:
+    """Whether the profiler's files have rows of such kernels."""
+    return key.op in planned_operations() and planned_operations()[key.op].profiled
+
+
 def _record(row: Mapping[str, str], names: Mapping[str, list[KernelKey]], gpu: str) -> TuneRecord | None:
-    """The record of a row; None of one that was not measured or is wrong, or of another kernel."""
+    """The record of a row; None for a failed or wrong run, and for a kernel that is not ours."""
     if row.get("Status", "success") != "success" or row.get("Disposition") in ("failed", "incorrect"):
         return None
     for key in names.get(row["Operation"], ()):
         try:
             search = operation_of(request := _request(row, key)).search(request, devices.imagined(key.arch))
-        except CutlassError:  # types that this kernel does not take
+        except CutlassError:  # the kernel does not take these types
             continue
         if search is None:
             continue
@@ -119,7 +125,7 @@ def _record(row: Mapping[str, str], names: Mapping[str, list[KernelKey]], gpu: s
 
 
 def _raster(row: Mapping[str, str], key: KernelKey, formulation: Any) -> int:
-    """The raster order of a row; of CUTLASS's heuristic, the one that it takes: along the shorter side."""
+    """The raster order of a row; for CUTLASS's heuristic the one that it chooses, along the shorter side."""
     raster = _RASTERS[row.get("raster_order") or "heuristic"]
     if raster != HEURISTIC or key.generation != "sm90" or key.mainloop in (FEW, SPLIT):
         return raster
@@ -128,7 +134,7 @@ def _raster(row: Mapping[str, str], key: KernelKey, formulation: Any) -> int:
 
 
 def _request(row: Mapping[str, str], key: KernelKey) -> Request:
-    """The request of a row: of A's, B's and D's element types and layouts."""
+    """The request of a row."""
     types, layouts = zip(*(_matrix(row.get(name) or row["C"]) for name in "ABD"), strict=True)
     values = {
         "m": int(row["m"]), "n": int(row["n"]), "k": int(row["k"]), "batch": int(row.get("batch_count") or 1),
@@ -140,15 +146,15 @@ def _request(row: Mapping[str, str], key: KernelKey) -> Request:
 
 
 def _matrix(text: str) -> tuple[str, str]:
-    """The element type and the layout of such as `bf16:row`."""
+    """The element type and the layout that text such as `bf16:row` names."""
     element, _, layout = text.partition(":")
     return _TYPES.get(element, element), _LAYOUTS[layout]
 
 
 def _row(record: TuneRecord) -> dict[str, Any] | None:
-    """A record as a row without its number; None of one that has no form there."""
+    """A record as a row without its number; None if files have no row for it."""
     problem = json.loads(record.problem)
-    if record.key.op != "gemm" or problem.get("epilogue") != "lc" or problem["scale_type"] or record.width:
+    if not _profiled(record.key) or problem.get("epilogue") != "lc" or problem["scale_type"] or record.width:
         return None
     shape, batches = problem["d"]["shape"], problem["d"]["shape"][:-2]
     (m, n), k, batch = shape[-2:], problem["a"]["shape"][-1], math.prod(batches)
@@ -168,7 +174,7 @@ def _row(record: TuneRecord) -> dict[str, Any] | None:
     major, minor = key.arch.capability
     compiled = 10 * major + minor
     row = {
-        "Provider": "CUTLASS", "OperationKind": "gemm", "Operation": key.name, "Disposition": "passed",
+        "Provider": "CUTLASS", "OperationKind": record.key.op, "Operation": key.name, "Disposition": "passed",
         "Status": "success", "gemm_kind": "universal", "m": m, "n": n, "k": k, "A": described["a"], "B": described["b"],
         "C": described["d"], "D": described["d"], "alpha": 1, "beta": beta, "split_k_mode": "serial",
         "split_k_slices": record.split_k, "batch_count": batch, "raster_order": raster, "use_pdl": "false",
@@ -180,6 +186,6 @@ def _row(record: TuneRecord) -> dict[str, Any] | None:
         "Flops/Byte": products // max(1, moved), "Runtime": record.microseconds / 1e3,
         "GB/s": round(moved / 2**30 / seconds, 3), "GFLOPs": round(products / 1e9 / seconds, 1),
     }  # fmt: skip
-    # What the columns leave out, such as strides, must be what a reader takes them for.
+    # A reader must find the same problem: values without a column, such as strides, are those of dense matrices.
     read_back = _record({name: str(value) for name, value in row.items()}, {key.name: [key]}, record.gpu)
     return row if read_back is not None and read_back.problem == record.problem else None

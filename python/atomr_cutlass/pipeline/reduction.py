@@ -1,8 +1,8 @@
-"""Batch invariance: kernels that add up the products of a row in one order, whatever the other rows and their number.
+"""Batch invariance: kernels that add up the products of a row in one order, whatever the other rows are.
 
 The order of a kernel is its `Reduction`, a function of its key. Two kernels of one reduction give a row of D the same
 bits, whichever tile, cluster or schedule they have, and with operands swapped or not (tests/gpu/test_batch_invariant.py
-compares them). One reduction serves a problem for every number of rows; `select` settles which.
+compares them). One reduction serves a problem for every number of rows; `select.reduction` chooses it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ INSTRUCTION_BYTES = 32
 
 
 class Reduction(NamedTuple):
-    """The order in which a kernel adds up the products of an element of D, and how it goes on from their sum.
+    """The order in which a kernel adds up the products of an element of D, and the arithmetic of its epilogue.
 
     Attributes:
         instruction_k: elements of K in one instruction.
-        tile_k: elements of K in a step of the mainloop: the remainder of K comes first in the sm80 generation.
+        tile_k: elements of K in a step of the mainloop; the sm80 generation begins with the remainder of K.
         warps_k: warps that divide a step among them.
-        epilogue: the scaling that the epilogue begins with, and whether it is told its operations at launch.
-        iteration: of a convolution, how its taps and channels follow each other; empty elsewhere.
+        epilogue: the scaling that the epilogue begins with, and whether its operations are arguments of the launch.
+        iteration: the order of a convolution's taps and channels; empty elsewhere.
     """
 
     arch: str
@@ -51,7 +51,7 @@ class Reduction(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchInvariant:
-    """A problem whose kernels have the reduction of all its rows: tuned choices of it are none of the problem's own."""
+    """A problem that is served batch-invariantly: its tuned choices are kept apart from those of the problem itself."""
 
     problem: Any
 
@@ -59,8 +59,8 @@ class BatchInvariant:
 def reduction_of(key: KernelKey) -> Reduction | None:
     """The reduction of a kernel that is launched without slices of K; None for one whose order depends on the rows.
 
-    Stream-K and the kernels that share out K cut it where the number of tiles says; those for few rows divide it among
-    warp groups where the tiles that they choose are low.
+    Stream-K and split kernels cut K by the number of tiles; kernels for few rows divide it among warp groups where the
+    tiles that they choose are low.
     """
     if key.scheduler == "streamk" or key.mainloop in (FEW, SPLIT):
         return None
@@ -77,7 +77,7 @@ def reduction_of(key: KernelKey) -> Reduction | None:
 
 
 def is_batch_invariant(option: bool | None) -> bool:
-    """Whether a call or a request is: what its option says, where that is None the environment."""
+    """Whether a call or request is batch-invariant: its option, or if that is None the environment variable."""
     return os.environ.get(VARIABLE) == "1" if option is None else bool(option)
 
 

@@ -1,4 +1,4 @@
-"""Requests of all operations: the fields and keys that they share, checks of them, and options that describe them."""
+"""Requests: the fields, keys and checks that all operations share, and requests from command line options."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BIAS_TYPES = (CutlassDtype.F64, CutlassDtype.F32, CutlassDtype.F16, CutlassDtype.BF16)
-"""Element types of a result whose bias has them too; else it is float32."""
+"""Element types of a result that its bias shares; the bias of any other result is float32."""
 
 
 @dataclass(frozen=True)
 class GemmEpilogue:
-    """The function of the accumulator: D = act(alpha * AB + beta * C + bias), or an epilogue tree.
+    """The epilogue of a request: D = act(alpha * AB + beta * C + bias), or a tree.
 
     Attributes:
         alpha: scalar.
@@ -46,8 +46,8 @@ class GemmEpilogue:
         bias: whether a row is added, one element for each column of D (of a convolution, for each channel). That of a
             GEMM is of D's element type where that is F64, F32, F16 or BF16, else F32.
         activation: a name of `reference.ACTIVATIONS`.
-        tree: in the place of bias and activation, the tree after alpha * AB + beta * C in a GEMM or a grouped one: of
-            `EvtBuilder`, or that of a traced function (`epilogue.trace(...).tree`).
+        tree: instead of bias and activation, the tree that is evaluated on alpha * AB + beta * C: made by `EvtBuilder`,
+            or of a traced function (`epilogue.trace(...).tree`).
 
     Raises:
         InvalidOperandError: a value is not of its kind, or a tree is given beside a bias or an activation.
@@ -94,7 +94,7 @@ class GemmEpilogue:
 
 @dataclass(frozen=True, kw_only=True)
 class Request(KernelUse, ABC):
-    """A request that plans are made from, without arrays; those of an operation have its layouts beside.
+    """A request that plans are made from, without arrays; each operation's requests add their own layouts.
 
     Attributes:
         dtype: element type of the operands. TF32 means float32 operands multiplied in TF32.
@@ -102,10 +102,10 @@ class Request(KernelUse, ABC):
             by cells that carry PTX.
         epilogue: scalars, bias and activation, or a tree.
         out_dtype: element type of the result (and C); None is the choice of the epilogue's tree, else the operands',
-            BF16 for fp8 and fp4, and for I8 I32, or F32 where more than a product is made of it.
+            BF16 for fp8 and fp4, and for I8 I32, or F32 where a bias, an activation or a tree follows.
         binding: name under which a plan of this request keeps an operand, such as a layer's weight: requests that
-            differ in it alone have plans of their own.
-        shape: extents, a dataclass of the operation's own.
+            differ in it alone have separate plans.
+        shape: extents, in the operation's dataclass.
     """
 
     dtype: CutlassDtype
@@ -117,7 +117,7 @@ class Request(KernelUse, ABC):
 
     @property
     def operand_dtype(self) -> CutlassDtype:
-        """The element type that the operands are stored in."""
+        """The element type of the operands in memory."""
         return self.dtype.storage
 
     @property
@@ -142,7 +142,7 @@ class Request(KernelUse, ABC):
         """The key of this request's plan. Needs no GPU."""
 
     def key_of(self, op: str, shape: Extents, layouts: tuple[str, ...], **more: Any) -> PlanKey:
-        """The key of a plan of an operation; `more` are fields of it that are not what most requests have there."""
+        """The key of a plan of an operation; `more` are fields that differ from those of most requests."""
         fields: dict[str, Any] = {
             "dtypes": (self.operand_dtype, self.operand_dtype, self.result_dtype), "math": self.math,
             "epilogue": self.epilogue.kind, "arch": self.arch, "binding": self.binding,
@@ -150,7 +150,7 @@ class Request(KernelUse, ABC):
         return PlanKey(op=op, shape=shape, layouts=layouts, **(fields | more))
 
     def check_fields(self, **kinds: type) -> None:
-        """Checks the fields that all requests have, and others of these kinds, none of which may be None."""
+        """Checks the fields that all requests have, and those in `kinds`, which may not be None."""
         for name, kind in {"dtype": CutlassDtype, "epilogue": GemmEpilogue, **kinds}.items():
             expect(getattr(self, name), kind, name)
         check_options(arch=self.arch, out_dtype=self.out_dtype)
@@ -165,7 +165,7 @@ class Request(KernelUse, ABC):
                 raise UnsupportedError(f"{op} has no kernels for {value.name}; valid: {valid}")
 
     def refuse_tree(self, tree: EpilogueVisitorTree, product: Iterable[str]) -> None:
-        """Refuses a tree that does not go with the request; `product` names the product's operands but `c`."""
+        """Refuses a tree that does not fit the request; `product` names the product's operands except `c`."""
         result = self.result_dtype
         if tree.result_dtype not in (None, result):
             raise InvalidOperandError(
@@ -185,18 +185,18 @@ class Request(KernelUse, ABC):
 
     @abstractmethod
     def search(self, device: Device) -> KernelSearch[Any]:
-        """The kernels for the request on a device; refuses what no kernel ever serves."""
+        """The kernels for the request on a device; refuses a request that no kernel can serve."""
 
     @property
     def heuristic_key(self) -> str:
-        """The problem, which is the same on every GPU; refuses what no kernel ever serves."""
+        """The problem, which is the same on every GPU; refuses a request that no kernel can serve."""
         return identity(self.search(devices.imagined(self.arch or SmArch.SM90A)).tuned_problem)
 
     def render_cu(self) -> tuple[str, str]:
         """The source for NVRTC of the matrix's best cell for this request, whether or not it is built in.
 
-        Nothing is compiled, and no GPU is needed where the request names its arch: the choice is then made for a GPU
-        of that arch as `devices.imagined` has it, so that it is the same everywhere.
+        Nothing is compiled. A request that names its arch needs no GPU: the cell is chosen for `devices.imagined` of
+        that arch, so that it is the same everywhere.
 
         Returns:
             (source text, name of the kernel that does the products).
@@ -217,18 +217,18 @@ def sampled(key: KernelKey, epilogue: str) -> dict[str, Any]:
 
 
 def precision_of(key: KernelKey) -> str | None:
-    """The precision of calls that a kernel serves; None where its element types have no other."""
+    """The `precision` of calls that a kernel serves; None where its element types leave no choice."""
     return key.math if key.math in PRECISIONS else None
 
 
 def expect_extent(value: Any, name: str, least: int = 0) -> None:
-    """Refuses a value that is no extent of a dimension, or too large for kernels to count."""
+    """Refuses a value that is no extent of a dimension, or too large for kernels."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
         raise InvalidOperandError(f"{name} is {shown(value)}; expected an integer from {least} to 2^31 - 1")
 
 
 def expect_extents(shape: Any, names: Iterable[str], label: str = "", least: int = 0) -> None:
-    """The same of attributes of a shape, which errors name after a label."""
+    """Checks attributes of a shape as `expect_extent` does; errors name them after a label."""
     for name in names:
         expect_extent(getattr(shape, name), f"{label}{name}", least)
 
@@ -243,7 +243,7 @@ def math_of(dtype: CutlassDtype, precision: str | None, *, fast_accum: bool = Fa
 
 @dataclass(frozen=True)
 class Option:
-    """An option of requests. Its default says its kind; None is an integer, from `least`, that is not given."""
+    """An option of requests, of the type of its default; a default of None is an integer of at least `least`."""
 
     name: str
     help: str
@@ -267,7 +267,7 @@ COMMON = (
 class RequestOptions:
     """The options of one request, and the extent of every dimension that is not given.
 
-    Of those that were not given, `values` has the defaults, or nothing.
+    Options that were not given have their default in `values`, or are absent.
     """
 
     extent: int
@@ -288,7 +288,7 @@ class RequestOptions:
         return self.extent if value is None else int(value)
 
     def numbers(self, name: str, default: str, counts: tuple[int, ...]) -> tuple[int, ...]:
-        """Whole numbers, as many as one of the counts says."""
+        """Whole numbers, whose count is one of `counts`."""
         text = self.given(name) or default
         words = text.split(",")
         if len(words) not in counts or not all(re.fullmatch(r"\s*\d+\s*", word) for word in words):
@@ -304,7 +304,7 @@ class RequestOptions:
         return self.parsed("dtype", CutlassDtype.parse) or CutlassDtype.BF16
 
     def parsed(self, name: str, parse: Callable[[str], T]) -> T | None:
-        """The value that a text stands for, such as an element type; None where it was not given."""
+        """The value of an option, parsed, such as an element type; None where it was not given."""
         text = self.given(name)
         try:
             return None if text is None else parse(text)

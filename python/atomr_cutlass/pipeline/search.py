@@ -1,4 +1,4 @@
-"""The kernels that an operation has for a problem, as `select` asks for them."""
+"""The kernels that an operation has for a problem: the interface that `select` chooses through."""
 
 from __future__ import annotations
 
@@ -31,23 +31,24 @@ Rule: TypeAlias = tuple[bool, str]
 """Whether a kernel meets a rule, and the reason that it is refused for otherwise."""
 
 HEURISTIC, ALONG_M, ALONG_N = range(3)
-"""Raster orders, as kernels' arguments have them: along which side of the result neighbours in the list of tiles lie.
-With the first, CUTLASS chooses."""
+"""Raster orders of kernels' arguments: the side of the result along which successive tiles are neighbours. With the
+first, CUTLASS chooses."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate(Generic[F]):
-    """A kernel for a problem, its launch options, and how the problem is put to it.
+    """A kernel for a problem, its launch options, and the formulation of the problem that it computes.
 
     Attributes:
         info: the kernel's row of the table, or None where it has to be compiled at run time.
         seconds: the model's estimate of one launch.
-        formulation: how the problem is put to the kernel: operands swapped, an operand of a tree as C, operands cast, a
-            convolution as a GEMM. None for kernels of one task, such as casts.
+        formulation: the form in which the kernel computes the problem: with operands swapped, an operand of a tree as
+            C, operands cast, a convolution as a GEMM. None for kernels of one task, such as casts.
         swizzle, raster: for the persistent scheduler (sm90 generation); see cpp/src/tile_scheduler.h.
-        width: columns of a tile (of D^T: rows of D), for kernels whose launch chooses them; 0 of others. Of kernels for
-            few rows it is the rows of weights in a tile, and the swizzle the thread blocks that share the few rows.
-        tuned: whether a record of `tuning` says so, and not the model.
+        width: columns of a tile (of D^T: rows of D), for kernels whose launch chooses them; 0 for others. For kernels
+            of few rows it is the rows of weights in a tile, and the swizzle is the thread blocks that share the few
+            rows.
+        tuned: whether a record of `tuning` chose the kernel, not the model.
         named: whether a user has named the kernel (`heuristics`).
     """
 
@@ -69,7 +70,7 @@ class Candidate(Generic[F]):
 
     @property
     def origin(self) -> str:
-        """Where the kernel comes from: `prebuilt`, `pack NAME` or `jit`."""
+        """The kernel's origin: `prebuilt`, `pack NAME` or `jit`."""
         return "jit" if self.info is None else self.info.origin
 
 
@@ -79,12 +80,13 @@ class KernelSearch(abc.ABC, Generic[F]):
     Attributes:
         op: operation of the kernels' keys.
         arch: keep to cells of this arch; None takes those of any arch that run on the device, native ones first.
-        problem: all that decides about kernels, as a dataclass, by which tuned choices are found; None has no such.
-        formulations: how the problem can be put to kernels, in groups. A group is passed over where an earlier one is
-            served; within a group the estimated time decides.
+        problem: everything that the choice of a kernel depends on, as a dataclass; tuned choices are stored under it.
+            None: the problem cannot be tuned.
+        formulations: the formulations of the problem, in groups. A group counts only where no kernel serves an earlier
+            one; within a group the estimated time decides.
         batch_invariant: whether only kernels of one reduction serve it, the same for every number of rows.
-        named: the kernel that a user has named for it (`heuristics`), which is taken where it can be had and serves.
-        lacks: what is said where the table has no kernel and none may be compiled.
+        named: the kernel that a user has named for it (`heuristics`), which is chosen if it is available and serves.
+        lacks: the message where the table has no kernel and none may be compiled.
     """
 
     op: str
@@ -98,18 +100,18 @@ class KernelSearch(abc.ABC, Generic[F]):
 
     @abc.abstractmethod
     def traits(self, formulation: F) -> Hashable:
-        """All that `matches` and `cells` depend on: problems with the same traits have the same kernels."""
+        """Everything that `matches` and `cells` depend on: problems with the same traits have the same kernels."""
 
     @abc.abstractmethod
     def matches(self, key: KernelKey, formulation: F) -> Status:
-        """Whether a kernel serves such problems; the reason says why not."""
+        """Whether a kernel serves problems with these traits, and the reason if not."""
 
     def supports(self, key: KernelKey, formulation: F) -> Status:
-        """Whether a kernel serves the problem as it is put here: it matches, and the extents suit it."""
+        """Whether a kernel serves this formulation: it matches, and the extents suit it."""
         return self.matches(key, formulation)
 
     def extents(self, formulation: F) -> tuple[int, ...]:
-        """The extents that the model estimates the problem by, as it is put here; see `estimate.Extents`."""
+        """The extents of a formulation from which the model estimates its time; see `estimate.Extents`."""
         return ()
 
     @abc.abstractmethod
@@ -118,11 +120,11 @@ class KernelSearch(abc.ABC, Generic[F]):
 
     @property
     def tuned_problem(self) -> Any:
-        """The problem that tuned choices are found by; None has no such."""
+        """The problem that tuned choices are stored under. None: the problem cannot be tuned."""
         return BatchInvariant(self.problem) if self.batch_invariant and self.problem is not None else self.problem
 
     def of_many_rows(self) -> Sequence[Sequence[F]]:
-        """The formulations that any other number of rows would have too: they settle the reduction (`select`)."""
+        """The formulations that every number of rows has: they determine the reduction (`select.reduction`)."""
         return self.formulations
 
     def op_of(self, formulation: F) -> str:
@@ -130,14 +132,14 @@ class KernelSearch(abc.ABC, Generic[F]):
         return self.op
 
     def cells(self, arch: SmArch, group: Sequence[F]) -> Iterable[Iterable[KernelKey]]:
-        """Keys that can be compiled for an arch, in sets: one is looked at where those before it serve nothing.
+        """Keys that can be compiled for an arch, in sets; a set counts only where no kernel of an earlier one serves.
 
-        What takes time is done as the set is looked at: most are known already (`select`).
+        Sets are generators: expensive filtering runs only when a set is reached.
         """
         yield matrix(self.op, arch)
 
     def launches(self, candidate: Candidate[F]) -> Iterable[Candidate[F]]:
-        """A candidate with its launch options: swizzles and raster orders of the persistent scheduler, then widths."""
+        """The candidate with each of its launch options: swizzles and raster orders, then widths of tiles."""
         if candidate.raster == HEURISTIC:
             return (candidate,)
         options = itertools.product(_core.SWIZZLES, (ALONG_M, ALONG_N))
@@ -146,19 +148,19 @@ class KernelSearch(abc.ABC, Generic[F]):
         return itertools.chain(ordered, (dataclasses.replace(candidate, width=width) for width in others))
 
     def widths(self, candidate: Candidate[F]) -> Sequence[int]:
-        """The columns of a tile that a candidate may be launched with; 0 where its kernel decides."""
+        """The columns of a tile that a candidate may be launched with; (0,) for kernels with one width."""
         return (0,)
 
     def helpers(self, formulation: F) -> Sequence[KernelSearch[Any]]:
-        """Kernels that are launched beside the one of a formulation, such as casts."""
+        """The searches of further kernels that a formulation launches, such as casts."""
         return ()
 
     def least(self, candidate: Candidate[F]) -> float:
-        """A time that no kernel is estimated to stay below, whatever its tile and generation."""
+        """A lower bound of the estimates of all kernels for the problem, in seconds."""
         return 1e-6
 
     def epilogue_of(self, candidate: Candidate[F]) -> str:
-        """The epilogue that a candidate's kernel computes for the problem; empty where operations have none."""
+        """The epilogue that a candidate's kernel computes for the problem; empty for operations without epilogues."""
         return ""
 
     def note(self, formulation: F) -> str:
@@ -166,7 +168,7 @@ class KernelSearch(abc.ABC, Generic[F]):
         return ""
 
     def serves(self, key: KernelKey) -> Status:
-        """Whether a kernel serves the problem; the reason is of the formulation that it comes closest to serving."""
+        """Whether a kernel serves the problem; the refusal is that of the formulation that it is closest to serving."""
         formulations = itertools.chain.from_iterable(self.formulations)
         found = [self.supports(key, formulation) for formulation in formulations if self.op_of(formulation) == key.op]
         return max([OTHER_OP, *found], key=lambda status: (status.ok, status.passed))
@@ -185,18 +187,18 @@ class KernelSearch(abc.ABC, Generic[F]):
         return f"the closest of {len(refused)} cells is refused: {closest.reason}"
 
     def nearest(self, arch: SmArch, best: Candidate[F] | None) -> KernelKey | None:
-        """The key that an installation without a kernel is told of; `best` is compiled instead, where there is one."""
+        """The key that a message names where the table has no kernel; by default that of `best`, the best cell."""
         return None if best is None else best.key
 
     def refusal(self, best: Candidate[F] | None, remedy: str) -> CutlassError:
-        """The error where the table has no kernel and none may be compiled, and how the matrix's best cell is had."""
+        """The error where the table has no kernel and none may be compiled; `remedy` says how to get the best cell."""
         if best is None:
             return UnsupportedError(self.reason())
         return KernelNotFoundError(f"{self.lacks.format(op=best.key.op, name=best.key.name)}: {remedy}")
 
 
 class ExactSearch(KernelSearch[None]):
-    """A kernel whose key `make` gives for a compile target: helpers, of which there is one for each task."""
+    """The search of a helper, which has one kernel for each task: `make` gives its key for a compile target."""
 
     formulations = ((None,),)
     lacks = "the table lacks {name}, and it must not be compiled"
@@ -211,7 +213,7 @@ class ExactSearch(KernelSearch[None]):
         return self._wanted
 
     def matches(self, key: KernelKey, formulation: None) -> Status:
-        """Whether it is the key, whatever its arch."""
+        """Whether it is the key, for whichever arch."""
         return OK if key == self.make(key.arch) else no("its element types or form differ", 1)
 
     def cells(self, arch: SmArch, group: Sequence[None]) -> Iterable[Iterable[KernelKey]]:
@@ -219,12 +221,12 @@ class ExactSearch(KernelSearch[None]):
         yield (self.make(arch),)
 
     def reason(self) -> str:
-        """Why there is none."""
+        """Why no kernel is available."""
         return f"{self._wanted.name} does not run on {self.device.name}"
 
 
 def checked(rules: Iterable[Rule]) -> Status:
-    """The refusal by the first rule that is not met, which came the closer the more were; OK where all are."""
+    """Status of the first unmet rule; `passed` counts the rules met before it. OK where all are met."""
     for passed, (met, reason) in enumerate(rules):
         if not met:
             return refused(reason, passed)
@@ -232,7 +234,7 @@ def checked(rules: Iterable[Rule]) -> Status:
 
 
 refused = functools.cache(no)
-"""Thousands of kernels are refused for a few reasons."""
+"""`no`, cached: thousands of kernels are refused for a few reasons."""
 
 
 @functools.cache
@@ -249,7 +251,7 @@ class Roster(Generic[F]):
     """The kernels that may serve problems with the same traits, and the model's ranking of them."""
 
     def __init__(self, search: KernelSearch[F], source: Any, kernels: Iterable[Kernel], group: Sequence[F]) -> None:
-        """Of these kernels those that match a formulation of the group; their source lives as long as this."""
+        """Keeps the kernels that match a formulation of the group, and a reference to `source`, which owns them."""
         self._source = source
         self._kernels: list[tuple[KernelKey, KernelInfo | None]] = []
         entries = []
@@ -261,7 +263,7 @@ class Roster(Generic[F]):
         self._ranking = _core.Ranking(estimate.model, search.device, entries)
 
     def first(self, search: KernelSearch[F], group: Sequence[F]) -> Candidate[F] | None:
-        """The best that serves a problem, put as in the group; None where none does."""
+        """The best kernel for a problem in the formulations of a group; None where none serves it."""
         extents, trace = [search.extents(of) for of in group], symbols.current()
         if trace is None:
             found = self._ranking.first(extents, search.batch_invariant)
@@ -270,7 +272,7 @@ class Roster(Generic[F]):
         return None if found is None else self._candidate(group, found)
 
     def every(self, search: KernelSearch[F], group: Sequence[F]) -> list[Candidate[F]]:
-        """All that serve it, best first: native cells, since others cost a compilation in the driver at first."""
+        """All kernels that serve it, best first; native cells before others, which the driver compiles at first use."""
         extents = [search.extents(of) for of in group]
         return [self._candidate(group, found) for found in self._ranking.every(extents, search.batch_invariant)]
 

@@ -1,4 +1,4 @@
-"""Which kernel serves a problem: those of the table, or of the whole matrix, ranked by the model of `estimate`."""
+"""The choice of a kernel for a problem, among those of the table or of the whole matrix, ranked by `estimate`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from .search import Candidate, Kernel, KernelSearch, Roster, candidates_of, matr
 F = TypeVar("F")
 
 WORTHWHILE = 0.95
-"""The part of a prebuilt kernel's time, by the model, that a compiled one must keep to: the model is no better."""
+"""With `background`, compile only if the estimate is at most this fraction of the prebuilt kernel's (the model errs by
+about 5%)."""
 
 FAR = 0.5
-"""The part for one that is compiled whether or not `background` was asked for: the table has what serves anything."""
+"""The same fraction without `background`: a prebuilt kernel may be one that serves everything, slowly."""
 
 _FORBIDDEN = f"jit='off' or {kernels.POLICY_VARIABLE}=off forbids to compile that"
 
@@ -45,7 +46,7 @@ def _running(search: KernelSearch[F], group: Sequence[F]) -> Iterator[Kernel]:
 
 
 def unfit(search: KernelSearch[Any], key: KernelKey, shared_bytes: int) -> str:
-    """Why the device cannot hold a kernel, or its reduction is not the problem's; empty where neither is so."""
+    """Why a kernel cannot be used: its shared memory or its reduction; empty if it can."""
     if shared_bytes > search.device.shared_memory:
         return "it needs more shared memory than the GPU has"
     other = search.batch_invariant and (reduction(search) is None or reduction_of(key) != reduction(search))
@@ -59,7 +60,7 @@ _rosters: dict[Hashable, Roster[Any]] = {}
 def _roster(
     search: KernelSearch[F], source: Hashable, owner: Any, kernels: Iterable[Kernel], group: Sequence[F]
 ) -> Roster[F]:
-    """The kernels of a source that may serve a group, looked for once. What owns them lives as long as the roster."""
+    """Cached roster of a source's kernels for a group; holds a reference to `owner`."""
     known = (
         source, reduction(search) if search.batch_invariant else "", type(search), search.op, search.device,
         tuple(map(search.op_of, group)), tuple(map(search.traits, group)),
@@ -80,7 +81,7 @@ def _helped(search: KernelSearch[F], group: Sequence[F]) -> Sequence[F]:
 
 
 def _built(search: KernelSearch[F], *, built_helpers: bool) -> Iterator[tuple[Roster[F], Sequence[F]]]:
-    """The table's kernels that may serve a problem, and the formulations: those of each group."""
+    """The rosters of the table's kernels for a problem, one for each group of formulations, and that group."""
     rows = table.rows()
     for group in search.formulations:
         possible = _helped(search, group) if built_helpers else group
@@ -88,13 +89,13 @@ def _built(search: KernelSearch[F], *, built_helpers: bool) -> Iterator[tuple[Ro
 
 
 def _compiled(search: KernelSearch[F]) -> Iterator[tuple[Roster[F], Sequence[F]]]:
-    """The matrix's cells that may serve a problem, and the formulations: those of each set of each group."""
+    """The rosters of the matrix's cells for a problem, one for each set of cells of each group, and that group."""
     target = require_target(search)
     if devices.rank_arch(target, search.device, ptx=True) is None:
         return
     for group in search.formulations:
         for number, keys in enumerate(search.cells(target, group)):
-            # What is compiled for one problem has its tree, tiles of one width, and is compiled in seconds.
+            # A kernel compiled for one problem has the problem's tree and tiles of one width: it compiles in seconds.
             alone = (key for key in keys if not is_common(key.epilogue) and not gemm_sm90.is_for_tables(key))
             cells = ((0, key, None, shared_memory(key)) for key in alone)
             yield _roster(search, (target, number), None, cells, group), group
@@ -110,7 +111,7 @@ def rank(search: KernelSearch[F], *, built_helpers: bool = True) -> list[Candida
 
 
 def first(search: KernelSearch[F], *, built_helpers: bool = True) -> Candidate[F] | None:
-    """The first of `rank`, whose arguments these are; the cost of those that cannot be it is not estimated."""
+    """The first of `rank`, without estimating kernels that cannot be it; arguments as of `rank`."""
     built = _built(search, built_helpers=built_helpers)
     return next(filter(None, (found.first(search, group) for found, group in built)), None)
 
@@ -119,8 +120,8 @@ def first(search: KernelSearch[F], *, built_helpers: bool = True) -> Candidate[F
 def reduction(search: KernelSearch[Any]) -> Reduction | None:
     """The reduction that a batch-invariant problem's kernels have, whatever its rows; None where no kernel has one.
 
-    Kernels of the table settle it, without any the matrix's cells: those that suit the device best, of the newest
-    generation, with fast accumulation where that is allowed; then the reduction that most kernels have.
+    It is the reduction of the table's kernels, or where none serves of the matrix's cells: of those that suit the
+    device best, are of the newest generation, and have fast accumulation where that is allowed, the most common one.
     """
     groups = search.of_many_rows()
     for group in groups:
@@ -191,18 +192,19 @@ def choose(
 ) -> Candidate[F]:
     """The kernel for a problem: a named or tuned one, else the table's best, else (`backend`, `jit`) the matrix's.
 
-    With `record` it is to be used: one that the table lacks goes into the log of misses, and an error says who asks.
+    With `record` the choice is for a launch: a kernel that the table lacks goes into the log of misses, and errors name
+    the caller's line.
 
     Raises:
         UnsupportedError: no kernel of the matrix serves it.
         KernelNotFoundError: one does, but the table lacks it and it must not be compiled.
     """
     compiling = backend != "prebuilt" and kernels.policy(jit) != "off"
-    if told := _told(search, built=backend != "jit", compiling=compiling):
-        if told.info is not None or not gemm_sm90.widths(told.key):
-            return told
-        # Of a kernel with a body for each width, where it is not built, that of its width alone is compiled.
-        return dataclasses.replace(told, key=gemm_sm90.of_width(told.key, told.width), width=0)
+    if preferred := _preferred(search, built=backend != "jit", compiling=compiling):
+        if preferred.info is not None or not gemm_sm90.widths(preferred.key):
+            return preferred
+        # Of a kernel for several widths that is not built, the variant for the one width is compiled.
+        return dataclasses.replace(preferred, key=gemm_sm90.of_width(preferred.key, preferred.width), width=0)
     if backend != "jit":
         built = first(search) or (first(search, built_helpers=False) if compiling else None)
         if built:
@@ -229,14 +231,14 @@ def choose(
 
 
 def lacking(search: KernelSearch[Any]) -> KernelSearch[Any]:
-    """The kernels that the table lacks, of a problem that it does not serve: a helper's, or else the problem's own."""
+    """The search whose kernel the table lacks, for a problem that it does not serve: a helper's, else the problem's."""
     unaided = first(search, built_helpers=False)
     helpers = search.helpers(unaided.formulation) if unaided else ()
     return next((helper for helper in helpers if not first(helper)), search)
 
 
-def _told(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidate[F] | None:
-    """The candidate of the kernel that a user has named, else of the problem's record, if it is had and serves."""
+def _preferred(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidate[F] | None:
+    """The kernel that a user has named, else that of the problem's tuned record, if it is available and serves."""
 
     def obtainable(key: KernelKey, groups: Sequence[Sequence[F]]) -> Iterator[Candidate[F]]:
         if search.arch not in (None, key.arch) or unfit(search, key, shared_memory(key)):
@@ -254,8 +256,8 @@ def _told(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidate
     problem = search.tuned_problem
     if problem is None or not (record := tuning.find(search.device.name, problem)):
         return None
-    its = [*itertools.chain.from_iterable(search.formulations)][record.formulation : record.formulation + 1]
-    for candidate in obtainable(record.key, [its]):
+    measured = [*itertools.chain.from_iterable(search.formulations)][record.formulation : record.formulation + 1]
+    for candidate in obtainable(record.key, [measured]):
         for launch in search.launches(candidate) if record.width in search.widths(candidate) else ():
             if launch.options[:-1] == record.options[:-1]:
                 seconds = record.microseconds / 1e6
@@ -266,7 +268,7 @@ def _told(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidate
 def decide(
     search: KernelSearch[F], *, backend: str = "auto", jit: str | None = None, stream: int | None = None
 ) -> tuple[Candidate[F], Candidate[F] | None]:
-    """The choice that a plan begins with, and a better one to be compiled in the background: none during capture."""
+    """The kernel that a plan begins with, and a better one to compile in the background; None during graph capture."""
     policy = kernels.policy(jit)
     candidate = choose(search, backend=backend, jit=policy)
     capturing = stream is not None and _core.capturing(search.device.index, stream)
@@ -284,7 +286,7 @@ def decide(
 
 
 def better_cell(search: KernelSearch[F], candidate: Candidate[F], policy: str) -> Candidate[F] | None:
-    """The matrix's best cell, if it promises enough over a prebuilt one that neither a user nor a record has named."""
+    """The matrix's best cell, if it is enough faster than a prebuilt kernel that neither a user nor a record chose."""
     part = WORTHWHILE if policy == "background" else FAR
     if candidate.info is None or candidate.named or candidate.tuned:
         return None
@@ -292,7 +294,7 @@ def better_cell(search: KernelSearch[F], candidate: Candidate[F], policy: str) -
         return None
     try:
         best = best_cell(search)
-    except UnsupportedError:  # a GPU that no target is made for, and that older cells serve all the same
+    except UnsupportedError:  # no target is made for this GPU, though older cells run on it
         return None
     worthwhile = best is not None and best.key != candidate.key and best.seconds <= part * candidate.seconds
     return best if worthwhile else None
@@ -302,7 +304,7 @@ _warned: set[tuple[str, str]] = set()
 
 
 def _warn_of_slow(candidate: Candidate[Any], better: Candidate[Any], reason: str) -> None:
-    """Says once that a kernel is used which another would leave far behind, why, and what cures it."""
+    """Warns once that a much faster kernel than the one used exists, why it is not used, and what would add it."""
     used, other = candidate.key.name, better.key.name
     if (used, other) in _warned:
         return
@@ -315,7 +317,7 @@ def _warn_of_slow(candidate: Candidate[Any], better: Candidate[Any], reason: str
 
 
 def too_new(search: KernelSearch[Any]) -> str:
-    """Which kernels of the table only the driver's age keeps from serving; empty where there are none."""
+    """The message about a kernel of the table that only a newer driver could run; empty where there is none."""
     device = search.device
     for info in table.rows():
         if (
@@ -345,14 +347,14 @@ def require_target(search: KernelSearch[Any]) -> SmArch:
 
 
 def remedy(search: KernelSearch[Any], key: KernelKey) -> str:
-    """How a kernel that the table lacks is had, and which kernels of the table come close."""
+    """How to get a kernel that the table lacks, and the nearest kernel of the table."""
     nearest, passed_over = table.nearest(key), too_new(search)
     differs = f"; the nearest there is {nearest[0]}, which differs in {', '.join(nearest[1])}" if nearest else ""
     return cure(key) + differs + (f"; {passed_over}" if passed_over else "")
 
 
 def cure(key: KernelKey) -> str:
-    """How a kernel that the table lacks is had."""
+    """How to get a kernel that the table lacks."""
     offered, ahead = in_preset(key), kernels.built_ahead(key)
     if offered is None:
         return f"it is in no preset: {ahead}"
@@ -362,7 +364,7 @@ def cure(key: KernelKey) -> str:
 
 
 def in_preset(key: KernelKey) -> KernelKey | None:
-    """The kernel, if a preset has it; else a kernel of some preset that computes what it does, and other trees."""
+    """The kernel, if a preset has it; else one of a preset that computes its tree among others; else None."""
     if preset_of(key) is not None:
         return key
     epilogues = (common_of(key.epilogue), wider(key.epilogue)) if has_tree(key.epilogue) else ()

@@ -41,7 +41,7 @@ class KernelInfo:
         shared_bytes: dynamic shared memory of a thread block.
         threads: threads of a thread block.
         cuda_version: the toolkit that compiled it; 13000 means 13.0.
-        content: what it was compiled from and by: the digests of its source and of CUTLASS, and the compiler.
+        content: the digests of its source and of CUTLASS, and the compiler.
     """
 
     name: str
@@ -55,11 +55,11 @@ class KernelInfo:
 
     @property
     def origin(self) -> str:
-        """`prebuilt`, or `pack NAME`."""
+        """The origin: `prebuilt`, or `pack NAME`."""
         return f"pack {self.pack}" if self.pack else "prebuilt"
 
     def rank(self, device: devices.Device) -> int | None:
-        """How it gets to run on a device, None where it cannot; see `devices.rank_arch`."""
+        """How a device runs it, None if it cannot; see `devices.rank_arch`."""
         return devices.rank_arch(self.key.arch, device, ptx=self.ptx, cuda_version=self.cuda_version)
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def kernels(
         check_options(dtype=dtype)
     matches = None
     if filter:
-        from ..generator.selection import pattern_matcher  # and all that presets are made with
+        from ..generator.selection import pattern_matcher  # loads the modules of presets
 
         matches = pattern_matcher(filter)
     return [
@@ -130,13 +130,13 @@ def nearest(wanted: KernelKey) -> tuple[str, tuple[str, ...]] | None:
 
 
 _cubins: dict[str, tuple[KernelInfo, pack.Cubin]] = {}
-# Of the process: what a parent has loaded belongs to its context.
+# Emptied in a child process: kernels that a parent has loaded belong to the parent's CUDA context.
 _loaded: dict[str, _core.JitKernel] = renewed(sys.modules[__name__], "_loaded", dict)
 _cubins_lock = renewed(sys.modules[__name__], "_cubins_lock", threading.Lock)
 
 
 def launchable(info: KernelInfo) -> str | _core.JitKernel:
-    """The handle by which a plan launches a row: its name or, for a pack of cubins, its code in the driver."""
+    """The handle by which a plan launches a row: its name or, for a pack of cubins, the kernel loaded from it."""
     own, cubin = _cubins.get(info.name, (None, None))
     if cubin is None or info is not own:  # a pack that was loaded later may have linked in one of its name
         return info.name
@@ -161,11 +161,11 @@ _pack_problems: list[str] = []
 def load_packs() -> None:
     """Loads, once, the packs of ATOMR_CUTLASS_PACKS (paths, separated like PATH) and of installed distributions.
 
-    One that cannot be loaded is left out, and a warning names it: what others installed is not to stop this process.
+    A pack that cannot be loaded is left out with a warning: packs that others installed must not stop this process.
     """
     if _packs_loaded.is_set():
         return
-    # A third of what importing the package would cost, and not needed for it.
+    # As slow as a third of importing the package, which does not need it.
     from importlib import metadata
 
     with _packs_lock:
@@ -183,7 +183,7 @@ def load_packs() -> None:
 
 
 def pack_problems() -> tuple[str, ...]:
-    """Why packs of the environment and of installed distributions were left out, each with where it is named."""
+    """Why packs of the environment and of installed distributions were left out, each with the place that names it."""
     load_packs()
     return tuple(_pack_problems)
 
@@ -192,8 +192,8 @@ def _load_or_note(where: str, find: Callable[[Any], Any], named: Any) -> None:
     try:
         load_pack(find(named))
     except Exception as error:  # noqa: BLE001 - an entry point is somebody else's code
-        said = str(error) if isinstance(error, CutlassError) else f"{type(error).__name__}: {error}"
-        _pack_problems.append(f"{where}: {said}")
+        reason = str(error) if isinstance(error, CutlassError) else f"{type(error).__name__}: {error}"
+        _pack_problems.append(f"{where}: {reason}")
 
 
 def load_pack(path: str | os.PathLike[str]) -> int:
@@ -228,23 +228,23 @@ def load_pack(path: str | os.PathLike[str]) -> int:
         if status.st_uid not in (0, os.geteuid()):
             raise LibraryError("pack", f"{place} belongs to another user (uid {status.st_uid}): copy the pack")
 
-    from . import pack  # which importing the package need not where there are no packs
+    from . import pack  # not needed without packs
 
-    told = pack.read(resolved)
-    if isinstance(told, pack.Pack):
-        return _add_cubins(told, resolved)
+    found = pack.read(resolved)
+    if isinstance(found, pack.Pack):
+        return _add_cubins(found, resolved)
     try:
-        archs = {SmArch(kernel["arch"]) for kernel in told["kernels"] if "arch" in kernel}
+        archs = {SmArch(kernel["arch"]) for kernel in found["kernels"] if "arch" in kernel}
     except (TypeError, ValueError) as error:
         raise LibraryError("pack", f"{resolved} has a manifest that cannot be used ({error}): rebuild it") from error
-    _require_runs(resolved, archs, told.get("cuda_version", 0), ptx=True)
+    _require_runs(resolved, archs, found.get("cuda_version", 0), ptx=True)
 
     def check(name: str, key: str) -> None:
         try:
             own = _read_key(name, key, str(resolved)).name
         except LibraryError:
             raise
-        except Exception as error:  # values of any kind, of which a name is put together
+        except Exception as error:  # the key's fields may be values of any kind
             raise LibraryError("pack", f"{resolved} has kernel {name}, whose key is no kernel's: {error}") from error
         if own != name:
             raise LibraryError("pack", f"{resolved} has kernel {name}, whose key is that of {own}: rebuild the pack")
@@ -253,7 +253,7 @@ def load_pack(path: str | os.PathLike[str]) -> int:
 
 
 def _add_cubins(loaded: pack.Pack, path: Path) -> int:
-    """Adds the kernels of a pack of cubins, all of whose bytes have been checked; how many are new."""
+    """Adds the kernels of a pack of cubins; returns how many are new."""
     _require_runs(path, {cubin.key.arch for cubin in loaded.cubins}, loaded.cuda_version, ptx=False)
     with _cubins_lock:
         there = {info.name for info in _rows(_core.registry_generation())}
@@ -269,7 +269,7 @@ def _add_cubins(loaded: pack.Pack, path: Path) -> int:
 
 
 def _require_runs(path: Path, archs: set[SmArch], cuda_version: int, *, ptx: bool) -> None:
-    """Refuses a pack by a newer CUDA than the driver's, and one that no GPU here runs; without a driver, none."""
+    """Refuses a pack of a newer CUDA than the driver's, and one that no GPU here runs; nothing without a driver."""
     if _core.driver_problem():
         return
     built, known = cuda_version // 1000, _core.driver_version() // 1000

@@ -1,4 +1,4 @@
-"""`tune`: measures which kernel and launch options are fastest for requests, for the selection to follow."""
+"""`tune`: measures which kernel and launch options are fastest for requests, so that plans use them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FINALISTS = 4
 ROUNDS = 7
 PARTS_CHECKED = 3
 L2_TIMES = 4
-"""As much as all sets of operands together: what a launch reads has left L2 since that set's last one."""
+"""The size of all sets of operands in multiples of L2: a set has left L2 before it is read again."""
 SETS = range(3, 65)
 _PAUSE_SECONDS = 0.05
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
@@ -59,7 +59,7 @@ def tune(
     seed: int = 0,
     progress: Callable[[Iterable[Any], int], Iterable[Any]] | None = None,
 ) -> list[TuneRecord]:
-    """Times every kernel that could serve each request, checks the fastest against the reference, and remembers it.
+    """Times every kernel that serves each request, checks the fastest against the reference, and records it.
 
     Operands are random, dense and not in L2 when a launch begins; launches are those of a CUDA graph, timed by events.
     Every kernel is tried as the model would launch it; those near the fastest with each of their launch options; the
@@ -68,28 +68,28 @@ def tune(
     ATOMR_CUTLASS_TUNED), take the kernel that was fastest.
 
     Args:
-        requests: the requests to tune; arrays of such extents, dense and aligned to 16 bytes, are then served alike.
+        requests: the requests to tune; calls with arrays of these extents, dense and aligned to 16 bytes, then use the
+            same kernels.
         path: file that the records are added to; a request that it has a record of is passed over. None keeps them in
-            this process.
+            this process only.
         device: index of the GPU, or of several, which tune one request each at a time; of several models, each tunes
             all requests. None is all that the process sees.
-        executor: of other processes that tune instead, each on those GPUs of its own; this one needs none then. Such as
-            a `ProcessPoolExecutor`, or `Client.get_executor()` of Dask. They have this package, and GPUs of one model:
-            a request is tuned by one of them.
-        seconds: how long kernels of one request are timed, about; what comes last by the model is left out then.
+        executor: runs the tuning in other processes, each on those GPUs of its own, such as a `ProcessPoolExecutor`, or
+            `Client.get_executor()` of Dask; this process then needs no GPU. They have this package, and GPUs of one
+            model: each request is tuned by one of them.
+        seconds: about how long the kernels of one request are timed; those that the model ranks last are then left out.
         compiled: how many kernels that the table lacks, the best of the matrix by the model, are compiled and tried
-            too; one where the table has none.
+            too; at least one where the table has none.
         again: whether to tune requests that the file has a record of.
-        seed: of the operands.
-        progress: shows how far a loop over so many has come: called with an iterable and its length, gives its items.
+        seed: of the operands' random values.
+        progress: shows the progress of a loop: called with an iterable and its length, yields its items.
 
     Returns:
-        The record of each request, in order, and where there are several models of GPU for each; without those whose
-        results are empty.
+        The record of each request, in order, for each model of GPU; none for a request with an empty result.
 
     Raises:
         InvalidOperandError: no request among requests, an option of another kind, or a file of something else.
-        UnsupportedError: no kernel serves a request, or the fastest is wrong; nothing is remembered of that.
+        UnsupportedError: no kernel serves a request, or the fastest is wrong, which is then not recorded.
         DeviceUnavailableError: there is no GPU, or it fails.
         LibraryError: the executor failed.
     """
@@ -113,9 +113,9 @@ def tune(
         running: list[futures.Future[TuneRecord | None]] = []
         stack.callback(lambda: [task.cancel() for task in running])  # of one that fails the others
         for request in listed:
-            its = {} if again else _known_of(request, known)
+            records = {} if again else _known_of(request, known)
             for gpus, pool in executors:
-                running.append(pool.submit(_measured, request, gpus, its, float(seconds), compiled, seed))
+                running.append(pool.submit(_measured, request, gpus, records, float(seconds), compiled, seed))
         completed = futures.as_completed(running)
         for task in completed if progress is None else progress(completed, len(running)):
             try:
@@ -141,7 +141,7 @@ def _measured(
     compiled: int,
     seed: int,
 ) -> TuneRecord | None:
-    """The record, known or measured, of a request on the first of these GPUs (None: all) that no other call is at."""
+    """The known or measured record of a request on the first of these GPUs (None: all) that no other call uses."""
     gpus = tuple(range(_core.device_count())) if gpus is None else gpus
     if not gpus:
         raise DeviceUnavailableError(f"there is no GPU to tune on: {devices.problem()}")
@@ -157,17 +157,17 @@ def _measured(
 
 
 def _known_of(request: Request, known: tuning.Records) -> dict[str, TuneRecord]:
-    """The records of a request by the model of GPU; its problem is the same on all of them."""
+    """The records of a request by model of GPU, on all of which its problem is the same."""
     device = devices.imagined(request.arch or SmArch.SM90A)
     search = operation_of(request).search(request, device) if known else None
     problem = None if search is None else tuning.identity(search.tuned_problem)
-    return {gpu: record for (gpu, its), record in known.items() if its == problem}
+    return {gpu: record for (gpu, tuned), record in known.items() if tuned == problem}
 
 
 def _executors(
     indexes: tuple[int, ...] | None, stack: contextlib.ExitStack
 ) -> list[tuple[tuple[int, ...], futures.Executor]]:
-    """The GPUs of each model, with a thread for each that tunes on them; no GPUs where there are none."""
+    """(indexes, executor) for the GPUs of each model, with a thread for each GPU; no indexes where there is no GPU."""
     models: dict[str, list[int]] = {}
     for index in range(_core.device_count()) if indexes is None else dict.fromkeys(indexes):
         models.setdefault(devices.get(index).name, []).append(index)
@@ -179,7 +179,7 @@ def _executors(
 
 @contextlib.contextmanager
 def _turn(gpus: Sequence[int]) -> Iterator[int]:
-    """Waits for one of the GPUs that nobody of this host tunes on, and keeps others from it meanwhile."""
+    """Locks one of the GPUs against tuning by other calls and processes of this host, once one is free."""
     visible = dict(enumerate(name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
     folder = Path(tempfile.gettempdir())
     paths = {folder / f"atomr_cutlass-tune-{visible.get(index) or index}.lock": index for index in gpus}
@@ -195,7 +195,7 @@ def _turn(gpus: Sequence[int]) -> Iterator[int]:
 
 
 def load_tuning(path: str | os.PathLike[str], *, gpu: str | None = None) -> int:
-    """Reads tuned choices, which plans made from now on follow. Plans that exist stay as they are.
+    """Reads tuned choices, which plans made from now on use. Plans that exist stay as they are.
 
     Of several records for one problem and GPU the fastest counts, in whatever order files are read: processes with the
     same files choose the same kernels. A record whose kernel is neither in the table nor may be compiled, or does not
@@ -230,7 +230,7 @@ def _path(path: str | os.PathLike[str]) -> Path:
 
 
 def append(path: Path, records: Iterable[TuneRecord]) -> None:
-    """Adds records to a file; whole lines only, whoever else writes to it or dies meanwhile."""
+    """Adds records to a file; whole lines only, even if other processes write to it or die meanwhile."""
     added = "".join(f"{record.line()}\n" for record in records)
     files.rewrite(path, lambda present: present + added, "add tuned choices to")
 
@@ -241,7 +241,7 @@ def append(path: Path, records: Iterable[TuneRecord]) -> None:
 
 @dataclass
 class _Timed:
-    """A candidate with its plan, which has the workspace that launches write to, and the times of one launch."""
+    """A candidate with its plan, which owns the workspace of its launches, and the times of one launch."""
 
     record: TuneRecord
     candidate: Candidate[Any]
@@ -255,7 +255,7 @@ class _Timed:
 
 
 def _planned(request: Request, search: KernelSearch[Any], candidate: Candidate[Any]) -> tuple[TuneRecord, Any]:
-    """The record of a candidate that was not timed yet, and a plan of the request that launches it."""
+    """The record of a candidate, without times, and a plan of the request that launches it."""
     formulations = list(itertools.chain.from_iterable(search.formulations))
     record = TuneRecord(
         search.device.name, tuning.identity(search.tuned_problem), candidate.key,
@@ -293,7 +293,7 @@ def _tuned(
                 record, plan = _planned(request, search, candidate)
                 replay = clock.replay(functools.partial(operation.launch, plan, request), sets)
                 timed.append(_Timed(record, candidate, plan, replay, [replay()]))
-            except CutlassError as error:  # one that does not run is no reason not to try others
+            except CutlassError as error:  # others may run
                 failures.append(error)
 
     race(_candidates(search, compiled))
@@ -316,14 +316,11 @@ def _tuned(
     for winner in sorted(finalists, key=by_median):
         mismatches = probe.checked(winner.plan, arrays, sets[0], parts=PARTS_CHECKED).mismatches
         if mismatches == 0:
+            timings = tuning.timings((timing.candidate.key, timing.median * 1e6) for timing in timed)
             return dataclasses.replace(
-                winner.record,
-                microseconds=round(winner.median * 1e6, 3),
-                chosen=chosen.candidate.key.name,
-                chosen_microseconds=round(chosen.median * 1e6, 3),
-                tried=tried,
-                timings=tuning.timings((timing.candidate.key, timing.median * 1e6) for timing in timed),
-            )
+                winner.record, microseconds=round(winner.median * 1e6, 3), chosen=chosen.candidate.key.name,
+                chosen_microseconds=round(chosen.median * 1e6, 3), tried=tried, timings=timings,
+            )  # fmt: skip
         name = winner.candidate.key.name
         failures.append(UnsupportedError(f"{name} is wrong in {mismatches} elements by the reference: it was not kept"))
         timed = [timing for timing in timed if timing.candidate.key != winner.candidate.key]
@@ -344,7 +341,7 @@ class Clock:
     """Times launches on a stream of its own, as CUDA graphs, between two events."""
 
     def __init__(self, device: devices.Device) -> None:
-        self._driver = ctypes.CDLL("libcuda.so.1")  # which is loaded by now: there is a GPU
+        self._driver = ctypes.CDLL("libcuda.so.1")  # loaded already: there is a GPU
         self._device = device.index
         context = self._made("cuDevicePrimaryCtxRetain", device.index)
         self._call("cuCtxPushCurrent_v2", context)
@@ -352,9 +349,9 @@ class Clock:
         self._begin, self._end = (self._made("cuEventCreate", 0) for _ in range(2))
 
     def replay(self, launch: Callable[..., None], sets: Sequence[Mapping[str, Any]]) -> Callable[[], float]:
-        """Captures one launch on each set of operands in a graph; returns what runs it and says the seconds of one."""
+        """Captures a launch on each set of operands in a graph; returns a function that runs and times it."""
         stream = int(self._stream.value or 0)
-        launch(sets[0], stream=stream)  # a first launch loads and asks for things, which no capture takes
+        launch(sets[0], stream=stream)  # a first launch loads the kernel, which cannot be captured
         self._call("cuStreamSynchronize", self._stream)
         self._call("cuStreamBeginCapture_v2", self._stream, _RELAXED)
         captured = ctypes.c_void_p()
@@ -381,7 +378,7 @@ class Clock:
         return seconds
 
     def close(self) -> None:
-        """Gives back everything but graphs, which go with what `replay` returned."""
+        """Releases everything except graphs, which live as long as the functions that `replay` returned."""
         for event in (self._begin, self._end):
             self._call("cuEventDestroy_v2", event)
         self._call("cuStreamDestroy_v2", self._stream)

@@ -1,7 +1,7 @@
-"""Tuned choices: the kernels that were measured to be fastest, which the selection takes before it asks the model.
+"""Tuned choices: the kernels that were measured to be fastest, which the selection prefers to those of the model.
 
-A file of them is a file of keys (`generator.key_file`), so that a build can take its kernels too; each line's `tuned`
-says for which problem and GPU the kernel was the fastest, and with which launch options. `tune` writes such files.
+A file of tuned choices is a file of keys (`generator.key_file`), so that a build can compile its kernels; `tuned`
+of each line has the problem and GPU for which the kernel was the fastest, and the launch options. `tune` writes them.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class TuneRecord:
-    """The fastest kernel for a problem on one model of GPU, as it was measured.
+    """The kernel that was measured as the fastest for a problem on one model of GPU.
 
     Attributes:
         gpu: the model, as its driver names it.
         problem: extents, element types, layouts, strides and alignments, as JSON (see `identity`).
         key: of the kernel.
-        formulation: how the problem is put to the kernel: the position among the formulations of the problem.
+        formulation: the position of the kernel's formulation among those of the problem.
         split_k, swizzle, raster, width: launch options (see `Candidate`).
         microseconds: median of one launch, its operands not in L2.
         chosen: name of the kernel that the model chooses.
-        chosen_microseconds: the same of that kernel.
+        chosen_microseconds: `microseconds` of that kernel.
         tried: how many kernels and launch options were timed.
-        timings: (digest of its key, microseconds) of each kernel, with the fastest of the launch options that were
-            timed: by them a build chooses kernels for a budget (`generator.cover`).
+        timings: (digest of its key, microseconds) of each kernel, with its fastest launch options: a build chooses
+            kernels for a budget by them (`generator.cover`).
     """
 
     gpu: str
@@ -65,23 +65,23 @@ class TuneRecord:
 
     @property
     def options(self) -> tuple[int, int, int, int]:
-        """As `Candidate.options`."""
+        """The launch options; see `Candidate.options`."""
         return self.split_k, self.swizzle, self.raster, self.width
 
     def line(self) -> str:
-        """The record as one line of a file, without its end."""
+        """The record as a line of a file, without the newline."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "key"}
         values |= {"problem": json.loads(self.problem), "timings": dict(self.timings)}
         return key_file.line(self.key, tuned={"version": VERSION, **values})
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        """The record of the least rank is kept of those for one problem and GPU, whichever was read first."""
+        """Orders the records for one problem and GPU, of which that of the least rank is kept."""
         return (self.microseconds, self.key.name, self.formulation, self.options)
 
 
 def timings(measured: Iterable[tuple[KernelKey, float]]) -> tuple[tuple[str, float], ...]:
-    """The least of the microseconds that each kernel took, by the digest of its key, the fastest first."""
+    """The least time of each kernel, by the digest of its key, the fastest first."""
     best: dict[str, float] = {}
     for key, microseconds in sorted(measured, key=lambda pair: pair[1]):
         best.setdefault(key.digest, round(microseconds, 3))
@@ -89,7 +89,7 @@ def timings(measured: Iterable[tuple[KernelKey, float]]) -> tuple[tuple[str, flo
 
 
 def identity(problem: Any) -> str:
-    """A problem as JSON: all of it but the index of the GPU, and strides of dimensions of one element."""
+    """A problem as JSON, without the index of the GPU and the strides of dimensions of one element."""
     return json.dumps(_plain(problem), sort_keys=True, separators=(",", ":"))
 
 
@@ -101,7 +101,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         named = {name: _plain(held) for name, held in value.items() if name != "device"}
         shape, strides = named.get("shape"), named.get("strides")
-        if isinstance(shape, list) and isinstance(strides, list):  # requests and arrays differ in those of one element
+        if isinstance(shape, list) and isinstance(strides, list):  # arrays may have any stride there
             named["strides"] = [0 if extent == 1 else stride for extent, stride in zip(shape, strides, strict=False)]
         return named
     if isinstance(value, enum.Enum):
@@ -112,7 +112,7 @@ def _plain(value: Any) -> Any:
 
 
 def parse(values: Any) -> TuneRecord:
-    """The record of an object of a file, which may be none, or of another version: a ValueError then."""
+    """The record of a line's JSON; ValueError if it is none, or of another version."""
     key = key_file.parse(values)
     tuned = values.get("tuned")
     if not isinstance(tuned, Mapping):
@@ -122,11 +122,11 @@ def parse(values: Any) -> TuneRecord:
     read: dict[str, Any] = {"key": key, "problem": identity(tuned.get("problem"))}
     for field in dataclasses.fields(TuneRecord):
         if field.name not in read and field.type in _KINDS:
-            kind, said = _KINDS[field.type]
-            value = tuned.get(field.name, field.default)  # none, but for options that older records lack
+            kind, expected = _KINDS[field.type]
+            value = tuned.get(field.name, field.default)  # the default, for options that older records lack
             if not isinstance(value, kind) or isinstance(value, bool):
                 shown = json.dumps(tuned.get(field.name))[:60]
-                raise ValueError(f"{field.name} is {shown}; expected {said}")
+                raise ValueError(f"{field.name} is {shown}; expected {expected}")
             read[field.name] = value
     times = tuned.get("timings", {})
     if not isinstance(times, Mapping) or not all(isinstance(took, (int, float)) for took in times.values()):
@@ -145,7 +145,7 @@ def read(path: Path) -> list[TuneRecord]:
 
 
 def read_lines(path: Path, parsed: Callable[[Any], T]) -> list[T]:
-    """The results of a function for the JSON of each line that is not blank; errors name the line."""
+    """The parsed JSON of each line that is not blank; errors name the line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:  # not a path, or not text
@@ -169,7 +169,7 @@ _lock = threading.Lock()
 
 
 def add(records: Iterable[TuneRecord], known: Records = _records) -> None:
-    """Adds records to those that the selection knows, or to others; the faster of two for one problem stays."""
+    """Adds records to those of this process, or to `known`; the faster of two for one problem stays."""
     with _lock:
         for record in records:
             place = (record.gpu, record.problem)
@@ -178,7 +178,7 @@ def add(records: Iterable[TuneRecord], known: Records = _records) -> None:
 
 
 def clear() -> None:
-    """Forgets all records, those of ATOMR_CUTLASS_TUNED too."""
+    """Drops all records, those of ATOMR_CUTLASS_TUNED too."""
     _start_from_environment()
     _records.clear()
 
@@ -189,18 +189,18 @@ def find(gpu: str, problem: Any) -> TuneRecord | None:
     if tried is not None:
         return tried[1] if tried[0] == identity(problem) else None
     _start_from_environment()
-    # Most processes have no records: to describe a problem takes longer than to see that.
+    # Most processes have no records: they need no identity.
     return _records.get((gpu, identity(problem))) if _records else None
 
 
 def is_trying() -> bool:
-    """Whether the selection takes a record that this thread is trying."""
+    """Whether `trying` is active in this thread."""
     return _tried.get() is not None
 
 
 @contextlib.contextmanager
 def trying(problem: Any, record: TuneRecord) -> Iterator[None]:
-    """Has the selection take this record for a problem, and no other record, in this thread."""
+    """Makes the selection use this record for a problem, and no other record, in this thread."""
     token = _tried.set((identity(problem), record))
     try:
         yield

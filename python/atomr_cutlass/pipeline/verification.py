@@ -1,8 +1,8 @@
-"""How kernels have been verified: what the passes over GPUs and over machine code recorded, kernel by kernel.
+"""How kernels have been verified: records of the passes over GPUs and over machine code, kernel by kernel.
 
-A record tells what was compiled, by what, and what was found right. It says nothing any more about a kernel whose
-source or headers, of ours or of CUTLASS, are others by now. `tools/verified.py` collects the records of such passes in
-`verified.jsonl`, beside this module.
+A record has the digests of what was compiled, the compiler, and the kind of verification. It is out of date once the
+kernel's source or headers, ours or CUTLASS's, have changed. `tools/verified.py` collects the records of such passes in
+`verified.jsonl`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MEANINGS: Final = {
     "numbers, not the instruction or the speed",
     AUDITED: "it was compiled, and its machine code has the expected instruction and spills no registers",
 }
-"""The statements that a record can make, and what each proves."""
+"""The kinds of verification, and what each proves."""
 
 CHANGED: Final = "changed since"
 NOT_VERIFIED: Final = "not verified"
@@ -40,22 +40,22 @@ FILE: Final = Path(__file__).parents[1] / "verified.jsonl"
 
 @dataclass(frozen=True)
 class Verification:
-    """Records of a kernel as it is and, where it has none of a kind, those from before source or headers changed."""
+    """Records of a kernel as it is and, for kinds without one, those from before source or headers changed."""
 
     records: tuple[Record, ...] = ()
     changed: tuple[Record, ...] = ()
 
     def __str__(self) -> str:
-        said = [f"{record.how} ({record.origin})" for record in self.records]
-        said += [f"{CHANGED} {record.day} ({record.how} then: {record.origin})" for record in self.changed]
-        return "; ".join(said) or NOT_VERIFIED
+        parts = [f"{record.how} ({record.origin})" for record in self.records]
+        parts += [f"{CHANGED} {record.day} ({record.how} then: {record.origin})" for record in self.changed]
+        return "; ".join(parts) or NOT_VERIFIED
 
     @property
     def short(self) -> str:
-        """In a few words: each way with its day."""
-        said = [f"{record.how} {record.day}" for record in self.records]
-        said += [f"{CHANGED} {record.day}" for record in self.changed]
-        return ", ".join(dict.fromkeys(said)) or NOT_VERIFIED
+        """In a few words: each kind with its day."""
+        parts = [f"{record.how} {record.day}" for record in self.records]
+        parts += [f"{CHANGED} {record.day}" for record in self.changed]
+        return ", ".join(dict.fromkeys(parts)) or NOT_VERIFIED
 
     def to_dict(self) -> list[dict[str, Any]]:
         """The records as JSON-ready values."""
@@ -65,25 +65,25 @@ class Verification:
 def verification(
     key: KernelKey, info: KernelInfo | None = None, known: Mapping[str, Sequence[Record]] | None = None
 ) -> Verification:
-    """How a kernel, with its row where the table has it, was verified, by these records or this installation's."""
-    those = (records() if known is None else known).get(key.name, ())
-    if not those:
+    """The verification of a kernel, with its row if the table has it, by `known` or this installation's records."""
+    recorded = (records() if known is None else known).get(key.name, ())
+    if not recorded:
         return Verification()
     now = identity(key, info)
-    same = tuple(record for record in those if (record.source, record.cutlass) == now)
+    same = tuple(record for record in recorded if (record.source, record.cutlass) == now)
     covered = {record.how for record in same}
-    return Verification(same, tuple(record for record in those if record not in same and record.how not in covered))
+    return Verification(same, tuple(record for record in recorded if record not in same and record.how not in covered))
 
 
 def tally(keys: Iterable[KernelKey], known: Mapping[str, Sequence[Record]] | None = None) -> dict[str, tuple[int, str]]:
-    """The number of kernels that each of `MEANINGS`, `CHANGED` and `NOT_VERIFIED` holds for, and the latest day."""
+    """The number of kernels for each of `MEANINGS`, `CHANGED` and `NOT_VERIFIED`, and the latest day."""
     found = dict.fromkeys((*MEANINGS, CHANGED, NOT_VERIFIED), (0, ""))
     for key in keys:
-        told = verification(key, known=known)
-        said = {record.how: record.day for record in told.records} or {NOT_VERIFIED: ""}
-        if told.changed:
-            said[CHANGED] = max(record.day for record in told.changed)
-        for statement, day in said.items():
+        verified = verification(key, known=known)
+        days = {record.how: record.day for record in verified.records} or {NOT_VERIFIED: ""}
+        if verified.changed:
+            days[CHANGED] = max(record.day for record in verified.changed)
+        for statement, day in days.items():
             count, latest = found[statement]
             found[statement] = (count + 1, max(day, latest))
     return {statement: (count, day) for statement, (count, day) in found.items() if count}
@@ -102,7 +102,7 @@ def identity(key: KernelKey, info: KernelInfo | None = None) -> tuple[str, str]:
 
 @functools.cache
 def cutlass_identity() -> str:
-    """That of the CUTLASS headers which kernels are compiled with at run time."""
+    """The digest of the CUTLASS headers that kernels are compiled with at run time."""
     return content.cutlass_digest(toolchain.CUTLASS, toolchain.OURS, toolchain.cutlass_digest())
 
 

@@ -1,4 +1,4 @@
-"""One request on random operands: computed and, where there is a GPU, timed and checked against the reference."""
+"""Runs a request on random operands and, on a GPU, times it and compares it with the reference."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ class RunResult:
     Attributes:
         backend: `prebuilt`, `jit` or `reference`.
         kernel: name of the kernel (of a rewrite: of the one that does the products), or None.
-        rewrite: how the request was put to kernels that do not compute it as it stands; empty for one that does.
-        mismatches: how many of them lie outside the tolerance; an amax that does counts too, and so do elements that an
-            epilogue's tree writes beside the result. None where the reference computed: nothing was compared.
-        tolerance: the bounds that held (see `reference.Tolerance`); with a bias, an activation or a tree those of the
-            accumulator, of which `reference.tolerances` makes the result's.
-        plan_seconds: how long making the plan took, compilation included.
-        seconds: median time of one call, of so many `launches` back to back.
+        rewrite: how the request was rewritten for kernels that do not compute it as it stands; empty otherwise.
+        elements: elements of the result.
+        mismatches: elements outside the tolerance, those of amax and of a tree's other outputs included. None where the
+            reference computed: nothing was compared.
+        tolerance: see `reference.Tolerance`; with a bias, an activation or a tree that of the accumulator, from which
+            `reference.tolerances` derives the result's.
+        plan_seconds: time to make the plan, compilation included.
+        seconds: median time of one call, measured over `launches` calls back to back.
     """
 
     request: Request
@@ -57,7 +58,7 @@ class RunResult:
 
     @property
     def ok(self) -> bool | None:
-        """Whether every element is right; None where nothing was compared."""
+        """Whether all elements are within the tolerance; None where nothing was compared."""
         return None if self.mismatches is None else self.mismatches == 0
 
     @property
@@ -83,9 +84,9 @@ def run(
     seed: int = 0,
     progress: AbstractContextManager[Track] = _SILENT,
 ) -> RunResult:
-    """Computes one request on random operands, and checks what a GPU computed against the reference.
+    """Computes a request on random operands, and compares a GPU's result with the reference.
 
-    `auto` is a GPU if there is one, and the reference otherwise. Progress is shown from before operands are made.
+    `auto` uses a GPU if there is one, else the reference. `progress` is entered before operands are made.
     """
     operation = operation_of(request)
     result, generator = operation.operands(request)[-1], np.random.default_rng(seed)
@@ -95,12 +96,10 @@ def run(
             probe = operation.probe(request, arrays)
             for part in track(list(probe.parts())):
                 probe.compute(part)
+        reason = "as asked" if backend == "reference" else devices.problem()
+        elements = sum(arrays[label].size for label in result.labels)
         return RunResult(
-            request=request,
-            backend="reference",
-            reason="as asked" if backend == "reference" else devices.problem(),
-            device="the CPU, in NumPy",
-            elements=sum(arrays[label].size for label in result.labels),
+            request=request, backend="reference", reason=reason, device="the CPU, in NumPy", elements=elements
         )
     start = time.perf_counter()
     made = plan(request, backend=backend, jit=jit)
@@ -110,27 +109,19 @@ def run(
         views = uploaded(request, arrays, made.device)
         launches, seconds = _timed(made, operation, views)
         check = checked(made, arrays, views, track=track)
-    # The background may have replaced the kernel that the plan began with.
+    # A compilation in the background may have replaced the kernel that the plan began with.
     prebuilt = made.kernel is not None and made.kernel.name == made.kernel_name
     return RunResult(
-        request=request,
-        backend="prebuilt" if prebuilt else "jit",
-        reason="there is a GPU",
-        kernel=made.kernel_name,
-        rewrite=made.rewrite,
-        device=devices.get(made.device).name,
-        elements=sum(arrays[label].size for label in result.labels),
-        mismatches=check.mismatches,
-        max_error=check.max_error,
-        tolerance=check.limits,
-        plan_seconds=plan_seconds,
-        launches=launches,
+        request=request, backend="prebuilt" if prebuilt else "jit", reason="there is a GPU", kernel=made.kernel_name,
+        rewrite=made.rewrite, device=devices.get(made.device).name,
+        elements=sum(arrays[label].size for label in result.labels), mismatches=check.mismatches,
+        max_error=check.max_error, tolerance=check.limits, plan_seconds=plan_seconds, launches=launches,
         seconds=seconds,
-    )
+    )  # fmt: skip
 
 
 def _timed(made: Plan, operation: PlannedOperation[Any], views: Mapping[str, Any]) -> tuple[int, float]:
-    """(how many calls were timed, seconds of one)."""
+    """(number of timed calls, seconds of one)."""
 
     def launch(times: int) -> float:
         start = time.perf_counter()

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ..arrays.layouts import broadcasts_to
 from ..arrays.numerics import (
     FAST,
     INTEGER_DTYPES,
@@ -22,12 +23,11 @@ from ..arrays.numerics import (
     to_float64,
     unit_roundoff,
 )
+from ..arrays.scales import BLOCK, VECTOR
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype, ScaleType
 from ..generator.epilogue.ops import LEAKY_SLOPE
 from ..generator.rules import FP8_TYPES
-from ..ops.quantize.reference import BLOCK, VECTOR
-from ..pipeline.problem import broadcasts_to
 
 erf: Final[Callable[[FloatArray], FloatArray]] = np.vectorize(_math.erf, otypes=[np.float64])
 """The error function as the C library has it; float64 of any shape."""
@@ -134,7 +134,7 @@ class OperandScale(NamedTuple):
     kind: ScaleType | None = None
 
     def absolute(self) -> OperandScale:
-        """The same with magnitudes."""
+        """The scale with absolute values."""
         return self._replace(outer=np.abs(self.outer), blocks=None if self.blocks is None else np.abs(self.blocks))
 
 
@@ -208,9 +208,9 @@ def _read_vector(
 
 
 def scaled_product(a: FloatArray, b: FloatArray, scale_a: OperandScale, scale_b: OperandScale) -> FloatArray:
-    """The product with everything that varies along K, without the outer scales.
+    """The product with the scales that vary along K, without the outer scales.
 
-    In blocks of 128 every block's product is scaled as a whole, like kernels do, so that an infinite scale meets a
+    In blocks of 128, each block's product is scaled as a whole, as in kernels, so that an infinite scale multiplies a
     sum and not its terms.
     """
     total: FloatArray
@@ -240,7 +240,7 @@ _FP8_PROMOTION_K: Final = 128
 
 
 class Tolerance(NamedTuple):
-    """A result d is right if |d - ref| <= rtol * |ref| + atol_factor * absolute_product(...).
+    """A result d is correct if |d - ref| <= rtol * |ref| + atol_factor * absolute_product(...).
 
     Attributes:
         rtol: for rounding to the output type, once in the kernel and once in the reference: twice its unit

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ..arrays.layouts import broadcasts_to
 from ..arrays.numerics import AnyArray, FloatArray, saturating_cast, stored, to_float64
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
@@ -27,7 +28,6 @@ from ..generator.epilogue.tree import (
     Node,
     Output,
 )
-from ..pipeline.problem import broadcasts_to
 from .parts import ACTIVATIONS, element_type, erfc
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]

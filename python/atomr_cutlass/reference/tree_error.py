@@ -14,13 +14,13 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..arrays.layouts import broadcasts_to
 from ..arrays.numerics import AnyArray, FloatArray, finite_max, saturating_cast, to_float64
 from ..errors import InvalidOperandError
 from ..generator.dtypes import CutlassDtype
 from ..generator.epilogue.lower import is_narrow
 from ..generator.epilogue.ops import GRADIENT_OPS
 from ..generator.epilogue.tree import ACCUMULATOR, RESULT, EpilogueVisitorTree, Node, Output
-from ..pipeline.problem import broadcasts_to
 from .tree import COMPARISONS, BoolArray, apply, computes_in_double, evaluate, reduced, reduced_axes, values_of
 
 _EXACT: Final = frozenset({"negate", "absolute", "maximum", "minimum", "relu", "clamp", "cast"})

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from .. import _core
 from ..arrays import operands
-from ..arrays.layouts import Shape, permuted, relaid
+from ..arrays.layouts import MatrixSpec, Shape, permuted, relaid
 from ..checks import expect
 from ..errors import CutlassError, InvalidOperandError
 from ..jit import kernels
@@ -27,7 +27,6 @@ from ..pipeline.operation import (
     operations,
 )
 from ..pipeline.plan_cache import PlanKey
-from ..pipeline.problem import MatrixSpec
 from ..pipeline.request import Request
 
 _READS_KEPT = 64

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ... import _core
-from ...arrays.layouts import LAYOUTS, TO_NHWC, axes_of, permuted
+from ...arrays.layouts import LAYOUTS, TO_NHWC, MatrixSpec, axes_of, permuted
 from ...arrays.numerics import AnyArray
 from ...arrays.operands import check_devices, dtype_of, views_of
 from ...arrays.symbols import shape_of
 from ...checks import shown
-from ...epilogue.bind import bind, refuse_scale_d
 from ...epilogue.results import ImageResult
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
@@ -23,7 +22,6 @@ from ...pipeline import reduction
 from ...pipeline.call import Call, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan
-from ...pipeline.problem import MatrixSpec
 from ..product import Product
 from .kernels import make
 from .problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, ConvProblem, as_images, conv_geometry, result_shape
@@ -93,7 +91,7 @@ def conv2d(
             `bias` as an epilogue is.
         out: (N, P, Q, K), or (N, K, P, Q): written in place and returned; may be `c` itself. Not for JAX.
         bias: (K,). Where epilogues are not served, contiguous and of the result's dtype.
-        epilogue: function of alpha * scale_a * scale_b * conv(x, w) + beta * C, in the place of `activation`: an
+        epilogue: function of alpha * scale_a * scale_b * conv(x, w) + beta * C, instead of `activation`: an
             `EpilogueVisitorTree`, or a function of it and of arrays that is traced, as for `gemm`. A row has an element
             for each channel, (K,); a column one for each pixel, (N, P, Q, 1); matrices are like the result. On sm_90a;
             filters of one tap, and trees of a bias and an activation, on every GPU.
@@ -118,9 +116,7 @@ def conv2d(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     arrays = {"a": x, "b": w, "c": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
-    options = CallOptions(
-        activation, out_dtype, precision, False, backend, jit, workspace_size, batch_invariant, alpha, beta, stream
-    )  # fmt: skip
+    options = CallOptions.of(locals())
     own = (FPROP, None, stride, padding, dilation, groups, layout)
     return Call(_parse, arrays, out, options, epilogue, operands_of_epilogue, own)
 
@@ -180,9 +176,7 @@ def conv2d_dgrad(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     arrays = {"a": dy, "b": w, "c": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
-    options = CallOptions(
-        activation, out_dtype, precision, False, backend, jit, workspace_size, batch_invariant, alpha, beta, stream
-    )  # fmt: skip
+    options = CallOptions.of(locals())
     own = (DGRAD, _four("x_shape", x_shape), stride, padding, dilation, groups, layout)
     return Call(_parse, arrays, out, options, epilogue, operands_of_epilogue, own)
 
@@ -236,7 +230,7 @@ def conv2d_wgrad(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     arrays = {"a": dy, "b": x, "c": c, "bias": None, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
-    options = CallOptions(None, out_dtype, precision, False, backend, jit, workspace_size, False, alpha, beta, stream)
+    options = CallOptions.of(locals(), batch_invariant=False)
     own = (WGRAD, _four("w_shape", w_shape), stride, padding, dilation, groups, layout)
     return Call(_parse, arrays, out, options, own=own)
 
@@ -250,7 +244,7 @@ class _Convolution(Product):
 
     @property
     def by_reference(self) -> bool:
-        # The sum over no pixels is zeros or beta * C, which is no work for a kernel.
+        # The sum over no pixels is zeros or beta * C: kernels do not compute it.
         return self.geometry.n == 0 and (self.own.op == WGRAD or not self.on_gpu)
 
     def check_kernels(self) -> None:
@@ -272,7 +266,7 @@ class _Convolution(Product):
         return make(problem, layout=self.own.layout, like=like, stream=stream, **self.call.planning)
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
-        from .reference import convolution  # which launches do without
+        from .reference import convolution  # launches do not need it
 
         op, g = self.own.op, self.geometry
         compute = functools.partial(
@@ -288,7 +282,7 @@ def _parse(call: Call) -> _Convolution:
     if own.layout not in LAYOUTS:
         raise InvalidOperandError(f"unknown layout {own.layout!r}; valid: {', '.join(LAYOUTS)}")
     call.refuse_scale_arrays("convolution kernels read no scales: give a number")
-    bias = arrays["bias"] if call.epilogue is None else None  # else it is an operand of the epilogue
+    bias = arrays["bias"] if call.epilogue is None else None  # with an epilogue it is its operand
     given = {"a": arrays["a"], "b": arrays["b"], "c": call.c, "bias": bias, RESULT: call.out}
     views = views_of(given, ("a", "b"), dict(zip("ab", OPERANDS[own.op], strict=True)))
     check_devices(views)
@@ -303,16 +297,12 @@ def _parse(call: Call) -> _Convolution:
         if name in views and views[name].shape != expected:
             raise InvalidOperandError(f"{name} has shape {views[name].shape}; expected {expected} (NHWC order)")
     parsed = _Convolution.of(call, views, shape, dtype, axes=axes_of(own.layout), own=own, geometry=geometry)
-    if not call.binds:
-        return parsed
-    if call.epilogue is not None:
-        refuse_scale_d(arrays["scale_d"])
-    over, acc = ImageResult(shape, own.layout), accumulator(dtype)
-    return parsed.followed_by(bind(call, over, views, taken=("a", "b"), out_dtype=parsed.result, acc=acc))
+    result = ImageResult(shape, own.layout)
+    return parsed.bind(result, views, taken=("a", "b"), acc=accumulator(dtype), scaled=True)
 
 
 def _geometry(own: ConvOptions, views: Mapping[str, _core.Operand]) -> ConvGeometry:
-    """The extents of a convolution of these operands; refuses what does not go together."""
+    """The extents of a convolution of these operands; refuses operands that do not fit."""
     a, b, shape = views["a"].shape, views["b"].shape, shape_of(own.shape) if own.shape else ()
     if shape and own.layout == "nchw":
         shape = tuple(shape[axis] for axis in TO_NHWC)
@@ -337,8 +327,8 @@ def check_channels(name: str, spec: MatrixSpec) -> None:
 
 
 def _four(name: str, shape: Any) -> tuple[int, ...]:
-    """The extents of a result, as a caller gives them."""
-    # An array of no dimensions is Iterable and refuses to be iterated over.
+    """The four extents of a result."""
+    # An array without dimensions is an Iterable over which no loop runs.
     extents = tuple(shape) if isinstance(shape, Iterable) and getattr(shape, "ndim", 1) == 1 else (shape,)
     if len(extents) != 4:
         raise InvalidOperandError(f"{name} is {shown(shape)}; expected 4 extents")

@@ -1,4 +1,4 @@
-"""Kernels of convolutions: formulations of a convolution, which kernels serve them, and the launches of a plan."""
+"""Kernels of convolutions: the formulations, their conditions and cost, and the launches of a plan."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...arrays.layouts import collapses, in_layout, pixel_strides
+from ...arrays.layouts import MatrixSpec, collapses, in_layout, pixel_strides, row_major
 from ...arrays.numerics import FAST
-from ...epilogue.bound import FusedOperands, problem_of, source_number
+from ...epilogue.fusion import source_number
+from ...epilogue.plan_operands import FusedOperands
 from ...errors import CutlassError, UnsupportedError, require
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
@@ -25,12 +26,12 @@ from ...pipeline import devices, search, select
 from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps, bytes_of
 from ...pipeline.planning import PlanOptions, planned
-from ...pipeline.problem import MOST, GemmFormulation, GemmProblem, MatrixSpec, row_major
 from ...pipeline.reduction import refuse_sums
 from ...pipeline.search import Candidate, KernelSearch
 from ..gemm.helpers import sums
 from ..gemm.kernels import GemmSearch, cells_of, product_args
 from ..gemm.plans import clears_masks
+from ..gemm.problem import MOST, GemmFormulation, GemmProblem, fused_problems
 from . import problem as conv_problem
 from .problem import CAST_ALIGNMENT, DGRAD, FPROP, WGRAD, ConvProblem, convolves, packed, unlike_a_bias
 
@@ -39,7 +40,7 @@ _TREES = (
     "epilogue trees, and bias together with C, are those of sm_90a's TMA kernels, which convolve one group of channels "
     "aligned to 16 bytes, dgrad without a stride, and of filters of one tap; other kernels have bias and activation"
 )
-"""Why a convolution with a tree has no kernel."""
+"""The reason where no kernel serves a convolution with a tree."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ class ConvFormulation:
     """The form in which a kernel computes a convolution.
 
     Attributes:
-        casts: whether the operands are cast before.
+        casts: whether the operands are cast first.
         wide: whether the result is computed in float32 and cast.
-        product: the GEMM that the convolution comes to; None for an implicit GEMM.
+        product: the GEMM that computes the convolution; None for an implicit GEMM.
     """
 
     problem: ConvProblem
@@ -60,12 +61,12 @@ class ConvFormulation:
 
     @property
     def apart(self) -> bool:
-        """Whether the slices are computed side by side and added up by another kernel."""
+        """Whether the slices are computed in parallel and added up by another kernel."""
         return self.split_k > 1 and self.problem.geometry.groups == 1
 
     @property
     def rewrite(self) -> str:
-        """How a convolution that no kernel computes as it stands is rewritten; empty for one that is not."""
+        """The rewrite of a convolution that no kernel computes as it stands; empty without one."""
         if self.product is not None:
             return "a filter of one tap: a GEMM"
         rewrites = []
@@ -99,7 +100,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         formulations: Sequence[Sequence[ConvFormulation]] | None = None,
         batch_invariant: bool = False,
     ) -> None:
-        """Kernels for a problem, in all of its formulations if none are given; rows are pixels here."""
+        """Kernels for a problem in these formulations, by default in all; rows, for `batch_invariant`, are pixels."""
         self.batch_invariant = batch_invariant
         if batch_invariant and problem.fusion is not None:
             refuse_sums(output.name for output in problem.fusion.tree.outputs if output.reduction)
@@ -110,29 +111,29 @@ class ConvSearch(KernelSearch[ConvFormulation]):
                 if products := _as_gemm(problem):
                     self._product = GemmSearch(products, device, arch, batch_invariant=batch_invariant)
             _check(problem)
-            formulations = [self._of(formulation) for formulation in conv_problem.formulations(problem)]
+            formulations = [self._formulate(formulation) for formulation in conv_problem.formulations(problem)]
         self.formulations = formulations
 
-    def _of(self, problem: ConvProblem) -> list[ConvFormulation]:
-        rewritten, casts = self._multiplied(problem)
+    def _formulate(self, problem: ConvProblem) -> list[ConvFormulation]:
+        rewritten, casts = self._with_casts(problem)
         found = [ConvFormulation(rewritten, casts=casts)]
         if problem.op == WGRAD:
             slices = [s for s in _SLICES if problem.implicit_gemm[2] >= s * 256]
-            if rewritten.d.dtype is CutlassDtype.F32 or _unwidened(rewritten):
+            if rewritten.d.dtype is CutlassDtype.F32 or _cast_refusal(rewritten):
                 found += [ConvFormulation(rewritten, s, casts) for s in slices]
             else:
                 result = dataclasses.replace(rewritten.d, dtype=CutlassDtype.F32)
                 widened = dataclasses.replace(rewritten, c=None, d=result)
                 found += [ConvFormulation(widened, s, casts, wide=True) for s in (1, *slices)]
         if self._product is not None and not casts:
-            # A matrix that a convolution's kernel loads as C is preferably loaded so by the GEMM's.
+            # If the convolution loads a matrix of its tree as C, so does the GEMM.
             groups = self._product.formulations[:1] if problem.source is not None else self._product.formulations
             products = (product for group in groups for product in group if not (product.divided or product.copied))
             found += [ConvFormulation(rewritten, product=product) for product in products]
         return found
 
-    def _multiplied(self, problem: ConvProblem) -> tuple[ConvProblem, bool]:
-        """The problem that a kernel computes, and whether its operands have to be cast."""
+    def _with_casts(self, problem: ConvProblem) -> tuple[ConvProblem, bool]:
+        """The problem for kernels, and whether its operands must be cast."""
         if problem.a.dtype not in FP8_TYPES:
             return problem, False
         native = dataclasses.replace(problem, math=FAST)
@@ -184,7 +185,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         return tuple(min(extent, MOST) for extent in found)
 
     def cells(self, arch: SmArch, group: Sequence[ConvFormulation]) -> Iterable[Iterable[KernelKey]]:
-        """The matrix's cells; where none serves, others that differ in an option that every cell compiles with."""
+        """The matrix's cells; where none serves, variants with the problem's epilogue or without strides."""
         keys, problem = search.matrix(self.op, arch), group[0].problem
 
         def varied(key: KernelKey) -> KernelKey:
@@ -199,7 +200,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         def first() -> Iterator[KernelKey]:
             products = dict.fromkeys(member.product.problem for member in group if member.product is not None)
             of_gemm = [key for product in products for key in cells_of(GemmSearch.op, arch, product)]
-            # The matrix has no cells with trees: where the GEMM has one, the time decides among all.
+            # The matrix has no cells with trees: with those of the GEMM, variants are ranked in the same set.
             of_tree = bool(of_gemm) and self.problem.fusion is not None
             yield from (*keys, *(others() if of_tree else ()), *of_gemm)
 
@@ -241,7 +242,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
             text += f": {self.closest(self.arch or devices.require_arch(self.device))}"
         if self.batch_invariant:
             text += "; with batch_invariant it has those that serve any number of such images alike"
-        unwidened = _unwidened(last) if self.op == WGRAD and last.d.dtype is not CutlassDtype.F32 else ""
+        unwidened = _cast_refusal(last) if self.op == WGRAD and last.d.dtype is not CutlassDtype.F32 else ""
         return f"{text}; nor is it computed in float32: {unwidened}" if unwidened else text
 
     def nearest(self, arch: SmArch, best: Candidate[ConvFormulation] | None) -> KernelKey | None:
@@ -254,19 +255,19 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         return super().refusal(plainest, "" if plainest is None else select.remedy(self, plainest.key))
 
     def _plainest(self) -> Candidate[ConvFormulation] | None:
-        """The best of the matrix's convolutions; without slices of K and in the result's own type if there is one."""
+        """The best convolution cell of the matrix; preferably one without slices of K, in the result's own type."""
         found = [cell for cell in select.rank_cells(self) if cell.key.op == self.op]
         return min(found, key=lambda cell: cell.formulation.split_k > 1 or cell.formulation.wide, default=None)
 
 
 def _check(problem: ConvProblem) -> None:
-    """Refuses empty results, element types that nothing multiplies, and a C with strides of its own."""
+    """Refuses empty results, element types without kernels, and a C with other strides than D."""
     g = problem.geometry
     if 0 in problem.d.shape or g.n == 0:
         raise UnsupportedError(
             f"a convolution of {g.n} images to shape {problem.d.shape} is empty: there is nothing to plan"
         )
-    # fp8 whatever the operation: those that have no kernels are rewritten.
+    # fp8 is valid for all three operations, since those without kernels are rewritten.
     op, math_mode = (FPROP, FAST) if problem.a.dtype in FP8_TYPES else (problem.op, problem.math)
     tree = problem.fusion is not None
     require(conv_types(op, problem.a.dtype, problem.b.dtype, problem.d.dtype, math_mode, tree=tree))
@@ -279,7 +280,7 @@ def _check(problem: ConvProblem) -> None:
 
 
 def _as_gemm(problem: ConvProblem) -> list[GemmProblem]:
-    """The GEMM that a filter of one tap over pixels without gaps is, preferred forms first; empty for any other."""
+    """The GEMM that equals a filter of one tap over evenly spaced pixels, preferred forms first; else empty."""
     g = problem.geometry
     one_tap = g.r == g.s == g.groups == 1 and g.stride == (1, 1) and g.padding == ((0, 0), (0, 0))
     if not one_tap or problem.bias is not None or (problem.fusion is None and problem.epilogue != LINEAR):
@@ -290,7 +291,7 @@ def _as_gemm(problem: ConvProblem) -> list[GemmProblem]:
         return []
 
     def matrix(spec: MatrixSpec, *, transposed: bool = False) -> MatrixSpec:
-        """Pixels (or filters) by channels."""
+        """The matrix of pixels (or filters) by channels."""
         outer, rows, columns, channels = spec.shape
         column, _, outermost = pixel_strides(spec)
         leading = outermost if spec is w or (problem.op == WGRAD and spec is problem.c) else column
@@ -303,10 +304,10 @@ def _as_gemm(problem: ConvProblem) -> list[GemmProblem]:
     product = GemmProblem(a, b, c, matrix(problem.d), math_mode, problem.device)
     if fusion is None or as_bias_and_activation(fusion.tree.program) == (None, None):
         return [product]
-    return problem_of(product, fusion, LINEAR)
+    return fused_problems(product, fusion, LINEAR)
 
 
-def _unwidened(problem: ConvProblem) -> str:
+def _cast_refusal(problem: ConvProblem) -> str:
     """Why a wgrad cannot be computed in float32 and cast; empty where it can."""
     for spec, condition in ((problem.c, "adds a c that"), (problem.d, "writes what")):
         if spec is not None and (not spec.dense or spec.alignment % CAST_ALIGNMENT):
@@ -315,9 +316,9 @@ def _unwidened(problem: ConvProblem) -> str:
 
 
 def make(problem: ConvProblem, layout: str = "nhwc", **options: Any) -> Plan:
-    """The plan for a convolution; calls name the dimensions of their arrays as `layout` does. Options: `PlanOptions`.
+    """The plan for a convolution; its arrays have the dimension order of `layout`. Options: `PlanOptions`.
 
-    Its slots are a, b and, where there are such, c, bias, the inputs and the outputs of an epilogue tree, then out.
+    Its operands are a, b, then those that exist of c, bias, the inputs and outputs of an epilogue tree, then out.
     """
     how = PlanOptions(**options)
     kernels = ConvSearch(problem, devices.get(problem.device), how.arch, batch_invariant=how.batch_invariant)
@@ -354,7 +355,7 @@ def _plan(problem: ConvProblem, layout: str, candidate: Candidate[ConvFormulatio
     loads_source = source_number(epilogue) is not None
     c = None if problem.c is None or loads_source else slot("c", problem.c, key.align_d, "source", cast=reduced)
     if rewritten.bias is not None and product is None:
-        # That of a tree has the tree's name for it.
+        # The bias of a tree has its name there.
         of_tree, spec = problem.fusion.inputs[0] if problem.fusion is not None else None, rewritten.bias
         shape, strides = (of_tree and of_tree.slot) or (spec.shape, spec.strides)
         alignment, name = key.align_d * spec.dtype.bits // 8, "bias" if of_tree is None else of_tree.name
@@ -369,7 +370,7 @@ def _plan(problem: ConvProblem, layout: str, candidate: Candidate[ConvFormulatio
     if product is not None:
         args |= {"a": b, "b": a} if swapped else {}
         args |= product_args(product, candidate) | others.args(zeros, zeros, swapped=swapped) | {"batch": 1, "c": c}
-    elif reduced:  # alpha, beta and C are for what adds up
+    elif reduced:  # alpha, beta and C are arguments of the kernel that adds up
         slices, count = formulation.split_k if formulation.apart else 1, math.prod(problem.d.shape)
         sliced = steps.temporary(slices * bytes_of(problem.d.shape, CutlassDtype.F32))
         args |= _args(formulation) | {"d": sliced, "split_parallel": int(formulation.apart), "alpha": 1.0, "beta": 0.0}
@@ -389,7 +390,7 @@ def _plan(problem: ConvProblem, layout: str, candidate: Candidate[ConvFormulatio
 
 
 def _args(formulation: ConvFormulation) -> dict[str, int]:
-    """A kernel's arguments for a convolution, but for addresses and scalars."""
+    """A kernel's arguments for a convolution, except addresses and scalars."""
     g = formulation.problem.geometry
     x, w, y = map(pixel_strides, formulation.problem.images)
     (top, bottom), (left, right) = g.padding

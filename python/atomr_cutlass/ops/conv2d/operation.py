@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ...arrays.layouts import in_layout
+from ...arrays.layouts import MatrixSpec, in_layout, row_major
 from ...checks import check_index, check_options, shown
-from ...epilogue.bound import source_number
+from ...epilogue.fusion import source_number
 from ...epilogue.results import ImageResult
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
@@ -25,7 +25,6 @@ from ...pipeline.operation import NO_CHECK, Arrays, OperandSlot, PlannedOperatio
 from ...pipeline.plan import Plan
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.probe import Probe
-from ...pipeline.problem import MatrixSpec, row_major
 from ...pipeline.reduction import is_batch_invariant
 from ...pipeline.request import Option, Request, RequestOptions, expect_extents, math_of, precision_of, sampled
 from ...pipeline.search import Candidate
@@ -41,7 +40,7 @@ SUMS_OVER_IMAGES = "the gradient of a filter is a sum over the pixels of all ima
 
 
 class ConvLayout(enum.Enum, metaclass=Members):
-    """The order in which operands name their dimensions. In memory the channels are contiguous in either."""
+    """The order of the operands' dimensions. In memory the channels are contiguous in either."""
 
     NHWC = "nhwc"
     NCHW = "nchw"
@@ -85,7 +84,7 @@ class ConvShape:
                 raise InvalidOperandError(
                     f"ConvShape.{name} is {shown(pair)}; expected tuples of two integers, for rows and columns"
                 )
-        _ = self.geometry  # refuses all else that makes no convolution
+        _ = self.geometry  # refuses all other invalid extents
 
     @classmethod
     def nhwc(
@@ -125,13 +124,9 @@ class ConvShape:
     def geometry(self) -> ConvGeometry:
         """All extents."""
         return conv_geometry(
-            (self.n, self.h, self.w, self.c),
-            (self.k, self.r, self.s, self.c // self.groups),
-            stride=self.stride,
-            padding=self.padding,
-            dilation=self.dilation,
-            groups=self.groups,
-        )
+            (self.n, self.h, self.w, self.c), (self.k, self.r, self.s, self.c // self.groups), stride=self.stride,
+            padding=self.padding, dilation=self.dilation, groups=self.groups,
+        )  # fmt: skip
 
 
 @documented
@@ -147,7 +142,7 @@ class ConvRequest(Request):
             matrix like the result, a mask uint8 (n, p, q, ceil(k / 8)); a reduction (1,), (k,) or (n, p, q). Those
             of 4 dimensions name them as the operands do.
         precision: for float32 operands: `ieee` (default) or `tf32`; for filters of one tap also `3xtf32`.
-        binding: {binding} The operand is w, of the gradient by w x.
+        binding: {binding} The operand is w, or x for the gradient by w.
         batch_invariant: as in `conv2d`; None leaves it to ATOMR_CUTLASS_BATCH_INVARIANT, which does not count for
             gradients of filters.
 
@@ -181,7 +176,7 @@ class ConvRequest(Request):
 
     @property
     def invariant(self) -> bool:
-        """Whether its kernels have one order of sums, whatever the number of images."""
+        """Whether its kernels have one reduction for every number of images."""
         return self.op != WGRAD and is_batch_invariant(self.batch_invariant)
 
     def plan_key(self) -> PlanKey:
@@ -303,7 +298,7 @@ class ConvOperation(PlannedOperation[ConvRequest]):
         return make(request.problem(device), layout=request.layout.value, **options)
 
     def sample(self, key: KernelKey, epilogue: str, device: Device) -> tuple[ConvRequest, Candidate[ConvFormulation]]:
-        """With a filter of nine taps over an image with a border; of more than a tile, as in a GEMM."""
+        """A request with a filter of nine taps and padding, of more than a tile."""
         read, written = 2 * key.tile[2], key.tile[1] + 16
         c, k = (read, written) if self.name == FPROP else (written, read)
         request = self.request_type(

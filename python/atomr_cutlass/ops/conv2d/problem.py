@@ -1,4 +1,4 @@
-"""Convolutions: their extents, the problem that kernels are chosen for, and which compute it as it stands."""
+"""Convolutions: their extents, the problem that kernels are chosen for, and the conditions of kernels."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from ...arrays.layouts import collapses, pixel_strides, rows_collapse
+from ...arrays.layouts import MatrixSpec, collapses, pixel_strides, rows_collapse, vector_elements
 from ...checks import MOST, shown
-from ...epilogue.bound import Fusion, source_of
+from ...epilogue.fusion import Fusion, source_of
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.common import COMMON_ACTIVATIONS, as_bias_and_activation, common_of, wider
 from ...generator.epilogue.lower import COMMON, LINEAR, epilogue_id, with_source
 from ...generator.key import KernelKey
 from ...generator.rules import OK, Status
-from ...pipeline.problem import MatrixSpec, vector_elements
 from ...pipeline.search import refused
 
 FPROP, DGRAD, WGRAD = "conv2d_fprop", "conv2d_dgrad", "conv2d_wgrad"
 
 OPERANDS = {FPROP: ("x", "w"), DGRAD: ("dy", "w"), WGRAD: ("dy", "x")}
-"""A and B as callers call them."""
+"""The names of A and B in functions and requests."""
 
 CAST_ALIGNMENT = 16
-"""Bytes that the addresses of cast operands and results are multiples of."""
+"""Alignment in bytes of operands and results that are cast."""
 
 Pair: TypeAlias = "int | tuple[int, int]"
 Padding: TypeAlias = "int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]"
@@ -36,12 +35,12 @@ T = TypeVar("T")
 
 
 def as_operands(op: str, x: T, w: T, y: T) -> tuple[T, T, T]:
-    """A, B and D of an operation, of those that belong to images, filter and result, or to their gradients."""
+    """A, B and D of an operation, given x, w and y or their gradients."""
     return {FPROP: (x, w, y), DGRAD: (y, w, x), WGRAD: (y, x, w)}[op]
 
 
 def as_images(op: str, a: T, b: T, d: T) -> tuple[T, T, T]:
-    """x, w and y, or the gradients in their places: undoes `as_operands`."""
+    """x, w and y, or their gradients: the inverse of `as_operands`."""
     return {FPROP: (a, b, d), DGRAD: (d, b, a), WGRAD: (b, d, a)}[op]
 
 
@@ -87,7 +86,7 @@ def conv_geometry(
     dilation: Pair = 1,
     groups: int = 1,
 ) -> ConvGeometry:
-    """All extents of a convolution; refuses what is no extent, channels that do not divide, and a y without pixels."""
+    """All extents of a convolution; refuses invalid extents, channels that groups do not divide, and an empty y."""
     n, h, width, c = _extents("x", x_shape, "(N, H, W, C) up to 2^31 - 1, of which only N may be 0", least=(0, 1, 1, 1))
     k, r, s, depth = _extents("w", w_shape, "(K, R, S, C / groups) from 1 to 2^31 - 1", least=(1, 1, 1, 1))
     strides, dilations = _pair("stride", stride), _pair("dilation", dilation)
@@ -129,7 +128,7 @@ def _extents(name: str, shape: tuple[int, ...], expected: str, least: Shape4) ->
 
 
 def pair_of(given: Any) -> Any:
-    """One number as that of rows and of columns; anything else as it is."""
+    """A pair of one number for rows and columns; anything else unchanged."""
     return (given, given) if isinstance(given, int) else given
 
 
@@ -163,16 +162,16 @@ def _is_extent(value: Any, least: int) -> bool:
 
 
 class ConvTraits(NamedTuple):
-    """All that decides which kernels compute a convolution as it stands.
+    """Everything that the choice of kernels for a convolution depends on.
 
     Attributes:
         types: element types of A, B and D, and math mode.
-        single: whether each group is a single channel, and the filter small enough for kernels of such.
+        single: whether each group is a single channel, and the filter small enough for depthwise kernels.
         alignments: elements of a group's channels of A, B and D (and C), bytes of the bias and bits of its elements.
-        whole: those numbers of all channels.
-        stride_supports: the forms of kernels of the sm80 generation that have these strides and dilations.
-        channels: of A in one group, if a vector may hold them all; else 0.
-        writable: whether slices of K can be added up in memory.
+        whole: `alignments` of all channels as one group.
+        stride_supports: values of a key's `stride_support` that fit these strides and dilations.
+        channels: channels of A in one group, if a vector can hold them all; else 0.
+        writable: whether a kernel can add up slices of K into D.
     """
 
     op: str
@@ -197,7 +196,7 @@ class ConvProblem:
         op: `conv2d_fprop` (A = x, B = w, D = y), `conv2d_dgrad` (dy, w, dx) or `conv2d_wgrad` (dy, x, dw).
         a, b, d: the arrays, 4-D; channels last and contiguous.
         bias: one element for each channel of D.
-        fusion: the tree that follows, with its arrays, in the place of bias and activation.
+        fusion: the epilogue tree with its arrays, instead of bias and activation.
         source: number of the tree's input that is loaded as the C operand, and described by `c`.
     """
 
@@ -216,7 +215,7 @@ class ConvProblem:
 
     @property
     def images(self) -> tuple[MatrixSpec, MatrixSpec, MatrixSpec]:
-        """x, w and y, or the gradients in their places."""
+        """x, w and y, or their gradients."""
         return as_images(self.op, self.a, self.b, self.d)
 
     @property
@@ -235,21 +234,21 @@ class ConvProblem:
         if self.op == FPROP:
             return g.n * g.p * g.q, y_channels, g.r * g.s * x_channels
         if self.op == DGRAD:
-            # Of a strided filter every pixel meets one tap in stride_h * stride_w.
+            # A pixel of a strided convolution meets one tap in stride_h * stride_w.
             taps = -(-g.r // g.stride[0]) * -(-g.s // g.stride[1])
             return g.n * g.h * g.w, x_channels, taps * y_channels
         return y_channels, g.r * g.s * x_channels, g.n * g.p * g.q
 
     @functools.cached_property
     def traits(self) -> ConvTraits:
-        """The traits."""
+        """The traits of the problem."""
         g = self.geometry
         alignments = _alignments(self, g.groups)
         results = [self.d] if self.c is None else [self.d, self.c]
         dense = all(spec.dense and spec.alignment % CAST_ALIGNMENT == 0 for spec in results)
         dgrads = [] if g.stride != (1, 1) else ["unity"]
         dgrads += [] if g.dilation != (1, 1) else ["strided"]
-        common = None  # which kernels have that are told their tree
+        common = None  # the epilogue of kernels of several trees
         if self.op != WGRAD and self.activation in (None, "identity", *COMMON_ACTIVATIONS):
             common = COMMON if self.fusion is None else common_of(self.epilogue)
         return ConvTraits(
@@ -269,10 +268,10 @@ class ConvProblem:
 
 
 def formulations(problem: ConvProblem) -> list[ConvProblem]:
-    """The formulations of a problem for kernels, better ones first.
+    """The forms of a problem for kernels, preferred ones first.
 
-    A tree that is bias and activation is put to kernels that have just those, any other with a matrix loaded as C where
-    one can be, and then as it is.
+    A tree of bias and activation is given to kernels with just these; then a tree with a matrix that can be loaded as C
+    is given to kernels that do so; then the tree as it is.
     """
     fusion, d = problem.fusion, problem.d
     if fusion is None:
@@ -295,7 +294,7 @@ def formulations(problem: ConvProblem) -> list[ConvProblem]:
 
 
 def unlike_a_bias(fusion: Fusion, d: CutlassDtype) -> str:
-    """Why kernels without trees do not add the bias of a tree that is a bias and an activation; else empty."""
+    """Why kernels without trees cannot add the bias of a tree of bias and activation; empty if they can."""
     plain = as_bias_and_activation(fusion.tree.program)
     if plain is None or plain.bias is None:
         return ""
@@ -310,12 +309,12 @@ def unlike_a_bias(fusion: Fusion, d: CutlassDtype) -> str:
 
 
 def of_two_images(problem: ConvProblem) -> ConvProblem:
-    """The same convolution of two images, which lie apart as the given ones do, or where there is one without a gap."""
+    """The same convolution of two images, at the distance of the given ones; one image is followed without a gap."""
 
-    def spec(one: MatrixSpec) -> MatrixSpec:
-        least = one.shape[1] * pixel_strides(one)[1]
-        apart = one.strides[0] if one.shape[0] > 1 else max(one.strides[0], least)
-        return dataclasses.replace(one, shape=(2, *one.shape[1:]), strides=(apart, *one.strides[1:]))
+    def spec(images: MatrixSpec) -> MatrixSpec:
+        least = images.shape[1] * pixel_strides(images)[1]
+        distance = images.strides[0] if images.shape[0] > 1 else max(images.strides[0], least)
+        return dataclasses.replace(images, shape=(2, *images.shape[1:]), strides=(distance, *images.strides[1:]))
 
     c = None if problem.c is None else spec(problem.c)
     geometry = problem.geometry._replace(n=2)
@@ -336,12 +335,12 @@ def reach(spec: MatrixSpec) -> int:
 
 
 def channel_alignment(spec: MatrixSpec, groups: int = 1) -> int:
-    """Elements that a vector access of a group's channels may span, by address, strides and extent."""
+    """Elements that a vector access of a group's channels may span, given address, strides and extent."""
     return vector_elements(spec, [spec.shape[-1] // groups, *pixel_strides(spec)])
 
 
 def convolves(key: KernelKey, traits: ConvTraits, *, sliced: bool) -> Status:
-    """Whether a kernel computes a convolution as it stands, or in slices of K."""
+    """Whether a kernel computes a convolution, with `sliced` in slices of K."""
     if (key.a, key.b, key.d, key.math) != traits.types:
         return refused("its element types or math mode differ", 1)
     if key.epilogue not in traits.epilogues:
@@ -364,14 +363,14 @@ def convolves(key: KernelKey, traits: ConvTraits, *, sliced: bool) -> Status:
         reads = key.stride_support in traits.stride_supports and key.iterator in traits.iterators
         if not reads or (key.iterator == "fixed_channels" and traits.channels != key.align_a):
             return refused("its iterator does not read these extents, strides or dilations", 5)
-        # Slices are computed side by side, each to memory of its own (ConvSm80, Cast).
+        # Slices are computed in parallel, each into its own memory (ConvSm80, Cast).
         apart = wgrad and key.d is CutlassDtype.F32 and traits.writable and not traits.grouped
         sliced = sliced and not apart
     return refused("its slices of K cannot be computed side by side", 6) if sliced else OK
 
 
 def _alignments(problem: ConvProblem, groups: int) -> tuple[int, ...]:
-    """`ConvTraits.alignments`, with so many groups of channels."""
+    """`ConvTraits.alignments` for this number of groups."""
     of_b, of_d = (groups, 1) if problem.op == WGRAD else (1, groups)
     of_results = channel_alignment(problem.d, of_d)
     if problem.c is not None:
@@ -388,17 +387,17 @@ def _iterators(problem: ConvProblem) -> frozenset[str]:
     if not spaced or not all(reached < 2**31 for reached in (*read, written)):
         return frozenset()
     found = {"analytic"}
-    # A bit mask holds which taps of the filter are inside, and rows are evenly spaced.
+    # It holds the taps inside the image as bits of a mask, and needs evenly spaced rows.
     if g.r <= 32 and g.s <= 32 and (collapses(problem.a) if wgrad else rows_collapse(problem.b)):
         found.add("optimized")
-    # These count in bits.
+    # These count offsets in bits.
     if g.dilation == (1, 1) and all(8 * reached < 2**31 for reached in read):
         found |= {"few_channels", "fixed_channels"}
     return frozenset(found)
 
 
 def _tma_serves(problem: ConvProblem) -> bool:
-    """Whether TMA's im2col mode and CUTLASS's kernels over it compute it."""
+    """Whether CUTLASS's kernels with TMA's im2col mode compute the problem."""
     g = problem.geometry
     if g.groups != 1 or (problem.op == DGRAD and g.stride != (1, 1)):
         return False

@@ -1,6 +1,6 @@
-"""The reference of 2-D convolution (cross-correlation) and its gradients, and random ones that are checked with it.
+"""The reference of 2-D convolution (cross-correlation) and its gradients, and its probe.
 
-Channels last, one product for each tap of the filter.
+Channels are last, and each tap of the filter is one product.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...arrays.layouts import TO_NHWC, axes_of, permuted
+from ...arrays.layouts import TO_NHWC, axes_of, permuted, row_major
 from ...arrays.numerics import INTEGER_DTYPES, AnyArray, FloatArray, round_to_tf32, stored, to_float64
 from ...epilogue.results import ImageResult
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...pipeline.operation import Array, Arrays
 from ...pipeline.probe import Probe, slices
-from ...pipeline.problem import row_major
 from ...reference import parts
 from ..gemm.reference import GemmTerms
 from .problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, Padding, Pair, as_images, conv_geometry, result_shape
@@ -86,7 +85,7 @@ def absolute_convolution(
 
 
 class ConvProbe(Probe["ConvRequest"]):
-    """A tree follows over the pixels and channels of the result, as a matrix."""
+    """The probe of a convolution; a tree is evaluated over the matrix of pixels and channels of the result."""
 
     def __init__(self, request: ConvRequest, arrays: Arrays) -> None:
         super().__init__(request, arrays)
@@ -117,9 +116,9 @@ class ConvProbe(Probe["ConvRequest"]):
         return self._called(absolute_convolution, part)
 
     def _called(self, function: Callable[..., Array], part: Arrays, **how: Any) -> Array:
-        """Calls a function of the reference for the request's operation; with a tree, for a matrix."""
+        """The result of a function of the reference on a part; with a tree, as a matrix."""
         a, b = (part[name] for name in OPERANDS[self.request.op])
-        c = part["c"] if self.request.epilogue.beta != 0 else None  # else it may be an operand of the tree
+        c = part["c"] if self.request.epilogue.beta != 0 else None  # with beta 0 it may be an operand of the tree
         made = function(self.request.op, a, b, part["out"].shape, c, **how, **self.how)
         return made if self.tree is None else made.reshape(ImageResult(made.shape).matrix)
 
@@ -141,7 +140,7 @@ def _sums(op: str, a: FloatArray, b: FloatArray, g: ConvGeometry) -> FloatArray:
     pixels = _pixels(of_y)
     for r, s in np.ndindex(g.r, g.s):
         tap = filters[:, :, r, s]
-        # The pixels of x that the tap meets: as many as y has.
+        # The pixels of x that meet the tap: as many as y has.
         met = padded[:, :, r * g.dilation[0] :: g.stride[0], s * g.dilation[1] :: g.stride[1]][:, :, : g.p, : g.q]
         if op == FPROP:
             pixels += _product(_pixels(met), tap.swapaxes(1, 2))
@@ -157,7 +156,7 @@ def _sums(op: str, a: FloatArray, b: FloatArray, g: ConvGeometry) -> FloatArray:
 
 
 def _product(pixels: FloatArray, tap: FloatArray) -> FloatArray:
-    """Group by group; element by element for single channels, which is faster than many products of one column."""
+    """The products of all groups; elementwise for single channels, which is faster than many products of a column."""
     product: FloatArray = pixels * tap if pixels.shape[-1] == 1 else pixels @ tap
     return product
 

@@ -10,6 +10,7 @@ import numpy as np
 from ... import _core
 from ...arrays import operands
 from ...arrays.frameworks import namespaces
+from ...arrays.layouts import MatrixSpec, broadcast_batches
 from ...arrays.numerics import AnyArray
 from ...arrays.operands import check_devices, views_of
 from ...checks import NUMBERS, shown
@@ -23,8 +24,8 @@ from ...pipeline import reduction
 from ...pipeline.call import Call, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan
-from ...pipeline.problem import GemmProblem, MatrixSpec, broadcast_batches
 from ..gemm.plans import NO_SCALES, PER_PAIR, Scales, check_single, make, problem_of, scales_of
+from ..gemm.problem import GemmProblem
 from ..product import Product
 
 OP = "gated_gemm"
@@ -34,7 +35,7 @@ GATES = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh")
 
 
 def interleave(gate: Any, up: Any) -> Any:
-    """Two weights (F, K) as one of (2 F, K) with their rows in turn, as `gated_gemm` wants B's columns.
+    """Two weights (F, K) as one of (2 F, K) with alternating rows: its transpose is B of `gated_gemm`.
 
     Args:
         gate: NumPy, PyTorch, CuPy or JAX; the rows of the gate's weight.
@@ -96,7 +97,7 @@ def gated_gemm(
 
     Args:
         a: (..., M, K), bf16, f16 or fp8, as `gemm` takes it.
-        b: (..., K, 2 F): columns 2 j are the gate's, columns 2 j + 1 the other's (`interleave`). Kernels of fp8 want it
+        b: (..., K, 2 F): columns 2 j are the gate's, columns 2 j + 1 the other's (`interleave`). Kernels of fp8 need it
             contiguous along K, as the transpose of a weight (2 F, K) is.
         activation: f: silu, gelu, gelu_tanh, relu, sigmoid or tanh.
         out: (..., M, F), row-major, written in place and returned.
@@ -114,14 +115,12 @@ def gated_gemm(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as in `gemm`.
     """
     arrays = {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
-    options = CallOptions(
-        activation, out_dtype, None, fast_accum, backend, jit, workspace_size, batch_invariant, alpha, 0.0, stream
-    )  # fmt: skip
+    options = CallOptions.of(locals())
     return Call(_parse, arrays, out, options)
 
 
 def check(dtype: CutlassDtype, activation: object) -> None:
-    """Refuses operands and activations of the gate that no kernel has."""
+    """Refuses element types and activations of the gate that no kernel has."""
     if activation not in GATES:
         raise InvalidOperandError(f"activation is {shown(activation)}; valid: {', '.join(GATES)}")
     if dtype not in (*HALF_TYPES, *FP8_TYPES):
@@ -144,7 +143,7 @@ class _GatedGemm(Product):
         d = problem.d
         if d.strides[-1] != 1 and d.shape[-1] > 1:
             raise UnsupportedError(f"out has strides {d.strides}: gated kernels write rows that are contiguous")
-        # The kernel's tiles cover the product, as if D were as wide.
+        # The kernel's tiles cover the product: its D is as wide as B.
         strides = (*(PER_PAIR * stride for stride in d.strides[:-1]), 1)
         product = MatrixSpec((*d.shape[:-1], PER_PAIR * d.shape[-1]), strides, d.dtype)
         problem = dataclasses.replace(problem, d=product)
@@ -157,7 +156,7 @@ class _GatedGemm(Product):
         return {name: operands.upload(array, 0, columns=name == "b") for name, array in arrays.items()}
 
     def reference(self, host: dict[str, AnyArray]) -> dict[str, AnyArray]:
-        from ..gemm import reference as gemm_reference  # which no GPU call needs
+        from ..gemm import reference as gemm_reference  # not needed on a GPU
         from .reference import gate
 
         how: dict[str, Any] = {"alpha": self.call.scalars[0], "math": self.math, "out_dtype": CutlassDtype.F64}

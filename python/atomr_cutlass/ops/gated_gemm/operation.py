@@ -1,4 +1,4 @@
-"""Gated GEMM: its requests, and the operation that they are of."""
+"""Gated GEMM as an operation, and its requests."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ...checks import expect
 from ...errors import InvalidOperandError, UnsupportedError
 from ...pipeline.call_options import documented
 from ...pipeline.operation import NO_CHECK, Arrays
-from ...pipeline.problem import GemmProblem
 from ...pipeline.request import GemmEpilogue, Option
 from ..gemm.operation import GemmLayout, GemmOperation, GemmRequest
 from ..gemm.plans import PER_PAIR, Scales
+from ..gemm.problem import GemmProblem
 from .function import OP, check, gated
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class GatedGemmOperation(GemmOperation):
     request_type = GatedGemmRequest
     message = "GatedGemm"
     optional = ()
+    profiled = False
     refuses = MappingProxyType(NO_CHECK | REFUSES)
     options = (
         *_OWN,

@@ -1,4 +1,4 @@
-"""Gated GEMM of a product in float64, and random ones that are checked with it."""
+"""The reference of gated GEMM, applied to a product in float64, and its probe."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def gate(product: AnyArray, activation: str, scale_d: float, dtype: CutlassDtype
 
 
 class GatedGemmProbe(GemmProbe):
-    """The tolerance of D follows from that of the product's two columns."""
+    """The probe of a gated GEMM: D's tolerance follows from that of the product's two columns."""
 
-    tree = None  # that of the request is of one of these columns
+    tree = None  # the request's tree applies to one of these columns
 
     def expected(self, part: Arrays) -> Array:
         acc, function = self.product(part, CutlassDtype.F64), str(self.request.epilogue.activation)
@@ -35,7 +35,7 @@ class GatedGemmProbe(GemmProbe):
         (columns, other), (of_columns, of_other) = ((array[..., 0::2], array[..., 1::2]) for array in (acc, error))
         tree = bias_and_activation(None, self.request.epilogue.activation)
         value = reference.evaluate(tree, columns, {}, out_dtype=CutlassDtype.F64)[RESULT]
-        # Kernels compute f in its narrow form where D has at most 16 bits. Of those types bf16 has float32's range.
+        # Kernels approximate f for 16-bit types where D has at most 16 bits; of these, bf16 has float32's range.
         form = CutlassDtype.BF16 if self.request.result_dtype.bits <= 16 else CutlassDtype.F32
         of_value = reference.tolerances(tree, columns, of_columns, {}, out_dtype=form)[RESULT]
         bound = of_value * (np.abs(other) + of_other) + np.abs(value) * of_other

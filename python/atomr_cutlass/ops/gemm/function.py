@@ -11,9 +11,11 @@ import numpy as np
 
 from ... import _core
 from ...arrays import fp4, operands
+from ...arrays.layouts import broadcast_batches, broadcasts_to
 from ...arrays.numerics import AnyArray
 from ...arrays.operands import CUDA, check_devices, views_of
 from ...checks import NUMBERS
+from ...epilogue.results import MatrixResult
 from ...errors import InvalidOperandError, UnsupportedError, require
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
@@ -22,12 +24,11 @@ from ...pipeline import devices, reduction
 from ...pipeline.call import Call, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan
-from ...pipeline.problem import broadcast_batches, broadcasts_to
 from ..product import Product
 from .plans import SCALES, check_single, make, problem_of, scales_of
 
 _PRODUCT = ("a", "b", "scale_a", "scale_b", "scale_d")
-"""Names that operands of an epilogue cannot have."""
+"""Operands of the product, whose names an epilogue's operands cannot have."""
 
 
 @stored(reduction.VARIABLE, a="a", b="b", c="c", amax="amax", bias="bias")
@@ -71,7 +72,7 @@ def gemm(
             nvfp4 belong here, multiplied.
         beta: scalar; a whole number where the result is an integer. With 0, there is no C.
         bias: (N,), added to every row, of any floating dtype.
-        epilogue: function of the product, in the place of bias and activation: an `EpilogueVisitorTree`, or a Python
+        epilogue: function of the product, instead of bias and activation: an `EpilogueVisitorTree`, or a Python
             function such as `lambda acc, bias: relu(acc + bias)`, which is traced (`atomr_cutlass.epilogue.trace`) at
             every call. `acc` is alpha * scale_a * scale_b * A B + beta * C in float32 (float64 for float64 operands).
         scale_a: factor of A: a number, or for fp8 a float32 array on the device of A: of one element, (..., M, 1) for
@@ -110,9 +111,7 @@ def gemm(
     arrays = {
         "a": a, "b": b, "c": c, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d, "amax": amax, "bias": bias
     }  # fmt: skip
-    options = CallOptions(
-        activation, out_dtype, precision, fast_accum, backend, jit, workspace_size, batch_invariant, alpha, beta, stream
-    )  # fmt: skip
+    options = CallOptions.of(locals())
     return Call(_parse, arrays, out, options, epilogue, others)
 
 
@@ -122,7 +121,7 @@ class _Gemm(Product):
 
     Attributes:
         dtypes: element types of A and B.
-        own: the product's arrays: an operand of a tree may be called `c` or `amax`; then the product has none.
+        own: the product's arrays, which exclude operands of a tree that are called `c` or `amax`.
     """
 
     dtypes: tuple[CutlassDtype, CutlassDtype]
@@ -141,13 +140,13 @@ class _Gemm(Product):
         alpha, beta = self.call.scalars
         follows = self.epilogue is not None or {"scale_d", "amax"} & set(own)
         if alpha == 0 and not follows and self.dtypes[0] is not fp4.FP4:
-            # BLAS: A and B are not read, and so neither are their scales.
+            # As in BLAS, A and B are not read; nor are their scales.
             own = {name: view for name, view in own.items() if name not in SCALES}
         how = self.call.planning | {"alpha": alpha, "beta": beta, "of_call": True}
         return make(problem, scales_of(problem, own), self.fusion(views), like=like, stream=stream, **how)
 
     def uploaded(self) -> dict[str, _core.Operand]:
-        columns = self.dtypes[0].bits <= 8  # kernels want B contiguous along K
+        columns = self.dtypes[0].bits <= 8  # kernels read B contiguous along K
         arrays = {name: operands.to_numpy(view) for name, view in self.inputs.items()}
         if self.dtypes[0] is fp4.FP4:
             arrays = fp4.gpu_forms(arrays)
@@ -159,7 +158,7 @@ class _Gemm(Product):
         super().write_nothing(views, stream)
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
-        from . import reference as gemm_reference  # which no GPU call needs
+        from . import reference as gemm_reference  # not needed on a GPU
 
         if self.dtypes[0] is fp4.FP4 and self.on_gpu:
             host = fp4.plain_forms(host)
@@ -186,15 +185,7 @@ def _parse(call: Call) -> _Gemm:
     check_single(views)
     own = {name: view for name, view in views.items() if name not in (RESULT, "bias")}
     parsed = _Gemm.of(call, views, shape, dtypes[0], dtypes=dtypes, own=own)
-    if not call.binds:
-        return parsed
-    from ...epilogue import bind  # trees and the tracer
-    from ...epilogue.results import MatrixResult
-
-    bind.refuse_scale_d(arrays["scale_d"])
-    acc = accumulator(dtypes[0])
-    bound = bind.bind(call, MatrixResult(shape), views, taken=_PRODUCT, out_dtype=parsed.result, acc=acc)
-    return parsed.followed_by(bound)
+    return parsed.bind(MatrixResult(shape), views, taken=_PRODUCT, acc=accumulator(dtypes[0]))
 
 
 def _element_types(views: dict[str, _core.Operand]) -> tuple[CutlassDtype, CutlassDtype]:

@@ -1,12 +1,12 @@
-"""GEMMs that take a second kernel: slices of K that are added up, or a transposed copy of an operand.
+"""GEMMs that take a second kernel: one that adds up slices of K, or one that makes a transposed copy of an operand.
 
-K is divided into slices for few results and a long K, where the tiles of D alone leave multiprocessors idle: a kernel
-computes the slices side by side, another one adds them up. Slices are whole steps of the kernel and all as long; steps
-beyond the end of K are zeros. Sums are added in the order of K: the same bits every time.
+K is divided into slices for a small D and a long K, where the tiles of D alone leave multiprocessors idle: one kernel
+computes the slices in parallel, another adds them up. Slices are equally many steps of the kernel; steps beyond the end
+of K are zeros. Slices are added in the order of K, so that results are reproducible.
 
-Operands are copied on sm_90, for kernels that read them in the other layout alone, or faster: WGMMA reads 8-bit types
-and tf32 contiguous along K alone, FFMA kernels are faster if no operand is, and TMA needs rows of whole vectors, which
-f16 and bf16 have along K though M or N is odd.
+Operands are copied on sm_90, for kernels that read only the other layout, or read it faster: WGMMA reads 8-bit types
+and tf32 contiguous along K only, FFMA kernels are faster if no operand is, and TMA needs rows of whole vectors, which
+f16 and bf16 may have along K even if M or N is odd.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from ...arrays.layouts import is_dense, round_up
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.lower import LINEAR, SCALED
@@ -27,38 +28,38 @@ from ...generator.rules import FP8_TYPES, HALF_TYPES
 from ...pipeline import devices, estimate, select
 from ...pipeline.devices import Device
 from ...pipeline.plan import NO_PRODUCT, PRODUCT, Address, Steps, bytes_of
-from ...pipeline.problem import GemmFormulation, GemmProblem, TransposedCopy, formulations, is_dense, round_up
 from ...pipeline.search import Candidate, ExactSearch
+from .problem import GemmFormulation, GemmProblem, TransposedCopy, formulations
 
 ALIGNMENT = 16
-"""Bytes that C and D are aligned to where slices are added up, which are read and written so."""
+"""Alignment in bytes of C and D where slices are added up: the size of a vector access."""
 LEAST_K = 1024
-"""Of a problem that is divided."""
+"""The least K that is divided."""
 
 GRID_BATCHES = 65535
-"""Batches of one launch that has them along z of its grid: that extent of a CUDA grid."""
+"""The most batches of a launch that has them along z of its grid: the limit of that extent."""
 MOST_ROWS = 65535 * 64
-"""Of an operand that one launch copies: the y extent of a CUDA grid, in the smaller of its tiles."""
+"""The most rows that one launch copies: the limit of a grid's y extent, in the smaller of its tiles."""
 LEAST_PRODUCTS = 1 << 24
-"""Multiply-adds of IEEE f32 that are worth a copy: fewer take no longer than its launch."""
+"""The least multiply-adds of IEEE f32 that are worth a copy: fewer take no longer than its launch."""
 LINE_BYTES = 16
-"""Rows of a copy begin at multiples of it, as TMA asks."""
+"""Alignment in bytes of the rows of a copy, for TMA."""
 
 
 @functools.lru_cache(64)
 def sums(acc: CutlassDtype, dtype: CutlassDtype, device: Device, arch: SmArch | None = None) -> ExactSearch:
-    """The kernel that adds slices of one type up into another; of one slice, the cast."""
+    """The kernel that adds up slices of one type into another type; with one slice, a cast."""
     return ExactSearch(lambda arch: cast(arch, acc, dtype), device, arch)
 
 
 @functools.lru_cache(64)
 def transposition(dtype: CutlassDtype, device: Device) -> ExactSearch:
-    """The kernel that copies operands of a type."""
+    """The kernel that makes transposed copies of operands of a type."""
     return ExactSearch(lambda arch: transpose.transpose(arch, dtype), device)
 
 
 def alignments(candidate: Candidate[GemmFormulation], dtype_d: CutlassDtype) -> tuple[int, int, int]:
-    """Elements that A, B and C and D must be aligned to, as the caller has them, for all kernels of a candidate."""
+    """The alignments in elements of the caller's A, B, and C and D for all kernels of a candidate."""
     key, formulation = candidate.key, candidate.formulation
     a, b = (key.align_b, key.align_a) if formulation.swapped else (key.align_a, key.align_b)
     if formulation.copied is not None:
@@ -68,7 +69,7 @@ def alignments(candidate: Candidate[GemmFormulation], dtype_d: CutlassDtype) -> 
 
 
 def divided(whole: GemmProblem) -> list[GemmFormulation]:
-    """The ways to put a problem to kernels that divide K; none where no kernel adds up such a result, or K is short."""
+    """The formulations for kernels that divide K; empty if K is short, or no kernel adds up such slices."""
     d = whole.d
     if (
         whole.epilogue not in (LINEAR, SCALED)
@@ -98,10 +99,9 @@ def add_divided(
     backend: str,
     jit: str | None,
 ) -> None:
-    """Adds the launches of a kernel that divides K, and of the one that adds up, to a plan.
+    """Adds the launches of a kernel that divides K, and of the kernel that adds up its slices, to a plan.
 
-    `args` are those of a kernel that computes the result at once; `unmultiplied` says that there are calls whose alpha
-    is 0.
+    `args` are those of a kernel that does not divide K; with `unmultiplied`, calls may have an alpha of 0.
     """
     whole = candidate.formulation.problem
     adder = select.choose(sums(whole.acc, whole.d.dtype, devices.get(whole.device)), backend=backend, jit=jit)
@@ -119,7 +119,7 @@ def add_divided(
 
 
 def with_copies(found: Iterable[GemmFormulation], device: Device) -> list[GemmFormulation]:
-    """The formulations, and at the end those in which one operand is copied before, into its other layout."""
+    """The formulations, followed by those in which one operand is copied into its other layout first."""
     found = list(found)
     if device.capability == (9, 0):
         found += [copied for formulation in found for copied in _copied(formulation)]
@@ -134,20 +134,19 @@ def _copied(formulation: GemmFormulation) -> Iterator[GemmFormulation]:
         return
     along_k = formulation.layout_a == ROW, formulation.layout_b == COLUMN
     if (dtype, problem.math) == (CutlassDtype.F32, "ieee"):
-        # FFMA kernels that load no vectors load elements that lie along K one by one, a few of each row at a time.
-        # Copies of A do not pay.
+        # FFMA kernels without vector loads are slow on operands that are contiguous along K. Copies of A do not pay.
         products = formulation.m * formulation.n * formulation.k
         vectors = along_k[0] and min(formulation.align_a, formulation.align_b) * bits >= LINE_BYTES * 8
         if along_k[1] and formulation.layout_d == ROW and products >= LEAST_PRODUCTS and not vectors:
             for copied in _copy_of(formulation, first=False):
-                yield copied._replace(align_b=1)  # N may be a multiple of nothing
+                yield copied._replace(align_b=1)  # for any N
     elif bits == 16:
-        # Rows of odd length, say, which TMA does not read.
+        # One operand has rows that TMA does not read, such as those of odd length.
         aligned = formulation.align_a * bits == LINE_BYTES * 8, formulation.align_b * bits == LINE_BYTES * 8
         if aligned[0] != aligned[1] and not along_k[0 if aligned[1] else 1]:
             yield from _copy_of(formulation, first=aligned[1])
     elif (bits == 8 or (dtype, problem.math) == (CutlassDtype.F32, "tf32")) and along_k[0] != along_k[1]:
-        # WGMMA reads such operands along K alone.
+        # WGMMA reads such operands contiguous along K only.
         yield from _copy_of(formulation, first=along_k[1])
 
 
@@ -173,7 +172,7 @@ def _copy_of(formulation: GemmFormulation, *, first: bool) -> Iterator[GemmFormu
 
 
 def read_copy(formulation: GemmFormulation, copied: TransposedCopy) -> tuple[int, int, bool]:
-    """The extent of the copy beside K, its leading dimension, and whether it is contiguous along K."""
+    """The copy's extent other than K, its leading dimension, and whether it is contiguous along K."""
     if (copied.operand == "a") != formulation.swapped:
         return formulation.m, formulation.lda, formulation.layout_a == ROW
     return formulation.n, formulation.ldb, formulation.layout_b == COLUMN
@@ -182,9 +181,9 @@ def read_copy(formulation: GemmFormulation, copied: TransposedCopy) -> tuple[int
 def copies(
     steps: Steps, formulation: GemmFormulation, *, backend: str, jit: str | None
 ) -> Callable[[Address, Address, int], tuple[Address, Address]]:
-    """A function that adds the copy before a product to a plan, if any, and returns where the kernel reads A and B.
+    """A function that adds a formulation's copy, if any, to a plan and returns the addresses of the kernel's A and B.
 
-    Its arguments are where the caller has them, and the number of batches; `backend` and `jit` are the plan's.
+    Its arguments are the addresses of the caller's A and B, and the number of batches.
     """
     copied = formulation.copied
     if copied is None:

@@ -1,4 +1,4 @@
-"""Kernels of operations whose problems are GEMMs, and of GEMM itself: which serve a problem, and their arguments."""
+"""Kernels of GEMM, and of other operations whose problems are GEMMs: their conditions, and their arguments."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from ...arrays import fp4
+from ...arrays.layouts import MatrixSpec, flipped
 from ...errors import CutlassError, KernelNotFoundError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
@@ -17,14 +18,14 @@ from ...generator.epilogue import lower
 from ...generator.epilogue.common import common_of, form_of, wider
 from ...generator.families import gemm_few_sm90, gemm_sm80, gemm_sm90
 from ...generator.families.base import DEFAULT
-from ...generator.key import ROW, KernelKey, shared_memory
-from ...generator.matrix import cells, supports, with_epilogue
+from ...generator.key import COLUMN, ROW, KernelKey, shared_memory
+from ...generator.matrix import cells, is_fp4_supported, supports, with_epilogue
 from ...generator.rules import FEW, FP8_TYPES, NOT_GATED, Status, gemm_types, supports_layouts, supports_tree
 from ...pipeline import devices, estimate, select
 from ...pipeline.devices import Device
-from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, flipped, formulations
 from ...pipeline.search import OTHER_OP, Candidate, KernelSearch, Rule, checked, matrix
 from . import helpers
+from .problem import GemmFormulation, GemmProblem, formulations
 
 OP = "gemm"
 
@@ -33,13 +34,13 @@ GemmCandidate: TypeAlias = "Candidate[GemmFormulation]"
 STREAM_K_SLICES = (1, 2, 4, 8)
 
 _ROWS = 16
-"""Rows that a problem of one row is given to settle its reduction: any vector access of a column fits."""
+"""Rows that a problem of one row is extended to for its reduction: a multiple of every vector access."""
 
 
 class ProductSearch(KernelSearch[GemmFormulation]):
-    """Kernels of an operation whose problems are GEMMs, with the epilogue as a kernel's key has it.
+    """Kernels of an operation whose problems are GEMMs, with the epilogue of a kernel's key.
 
-    Of several problems that come to the same, such as with an input of a tree loaded as C, the first are preferred.
+    Of several equivalent problems, such as one with an input of a tree loaded as C, the first are preferred.
     """
 
     def __init__(
@@ -53,19 +54,19 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         self.device, self.arch, self.batch_invariant = device, arch, batch_invariant
         self._problems = [problems] if isinstance(problems, GemmProblem) else problems
         self.problem = self._problems[-1]
-        self.formulations = self._formulate(self._problems)
+        self.formulations = self._formulate_all(self._problems)
 
-    def put(self, problem: GemmProblem) -> Sequence[GemmFormulation]:
-        """How a problem can be put to the operation's kernels."""
+    def formulate(self, problem: GemmProblem) -> Sequence[GemmFormulation]:
+        """The formulations of a problem for the operation's kernels."""
         return formulations(problem)
 
-    def _formulate(self, problems: Sequence[GemmProblem]) -> list[Sequence[GemmFormulation]]:
-        """The formulations of each problem; of preferred ones, those before the last, where kernels can read them."""
+    def _formulate_all(self, problems: Sequence[GemmProblem]) -> list[Sequence[GemmFormulation]]:
+        """The formulations of each problem; problems before the last are left out where kernels cannot read them."""
         groups: list[Sequence[GemmFormulation]] = []
         for problem in problems[:-1]:
             with contextlib.suppress(UnsupportedError):
-                groups.append(self.put(problem))
-        return [*groups, self.put(problems[-1])]
+                groups.append(self.formulate(problem))
+        return [*groups, self.formulate(problems[-1])]
 
     def matches(self, key: KernelKey, formulation: GemmFormulation) -> Status:
         return checked(self.rules(key, formulation))
@@ -80,7 +81,7 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         yield key.op == self.op, OTHER_OP.reason
         types = key.a is first.dtype and key.b is second.dtype and key.d is formulation.dtype_d
         yield types, "its element types differ"
-        # Fast accumulation is allowed, not asked for.
+        # `fast` allows fast accumulation, and does not require it.
         yield key.math in (problem.math, "default" if problem.math == "fast" else ""), "its math mode differs"
         if lower.is_common(key.epilogue):
             follows = key.epilogue in _common(problem.epilogue, key.a, swapped=swapped) and _has_scales(problem)
@@ -130,8 +131,8 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         slices = STREAM_K_SLICES if stream_k else of_model
         made = super().launches(candidate)
         if candidate.key.mainloop == FEW:
-            told = itertools.product(gemm_few_sm90.shares(candidate.key), self.widths(candidate))
-            made = (dataclasses.replace(candidate, swizzle=share, width=width) for share, width in told)
+            pairs = itertools.product(gemm_few_sm90.shares(candidate.key), self.widths(candidate))
+            made = (dataclasses.replace(candidate, swizzle=share, width=width) for share, width in pairs)
         return (dataclasses.replace(launch, split_k=count) for launch in made for count in slices)
 
     def widths(self, candidate: GemmCandidate) -> Sequence[int]:
@@ -143,12 +144,12 @@ class ProductSearch(KernelSearch[GemmFormulation]):
 
 
 class GemmSearch(ProductSearch):
-    """Kernels for a GEMM, beside which `helpers` may be launched."""
+    """Kernels for a GEMM, which may divide K or read a transposed copy (`helpers`)."""
 
     op = OP
 
-    def put(self, problem: GemmProblem) -> Sequence[GemmFormulation]:
-        found = helpers.with_copies(super().put(problem), self.device)
+    def formulate(self, problem: GemmProblem) -> Sequence[GemmFormulation]:
+        found = helpers.with_copies(super().formulate(problem), self.device)
         return found if self.batch_invariant else found + helpers.with_copies(helpers.divided(problem), self.device)
 
     def rules(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:
@@ -170,11 +171,11 @@ class GemmSearch(ProductSearch):
         return found
 
     def of_many_rows(self) -> Sequence[Sequence[GemmFormulation]]:
-        """The formulations, as if there were at least two rows: a single one leaves layouts and alignments open.
+        """The formulations for several rows: those of a single row have further layouts and alignments.
 
-        A matrix of one column, which may be read in either layout, is read row by row, whatever the number of rows.
+        A matrix of one column, which has either layout, is read row by row, whatever the number of rows.
         """
-        several = self._formulate([_with_rows(problem) if problem.m == 1 else problem for problem in self._problems])
+        problems = [_with_rows(problem) if problem.m == 1 else problem for problem in self._problems]
 
         def layouts(formulation: GemmFormulation) -> tuple[str, str]:
             if not formulation.swapped:
@@ -182,7 +183,7 @@ class GemmSearch(ProductSearch):
             return flipped(formulation.layout_d), flipped(formulation.layout_b)
 
         groups = []
-        for group in several:
+        for group in self._formulate_all(problems):
             preferred = max(map(layouts, group), default=None)  # r after c
             groups.append([formulation for formulation in group if layouts(formulation) == preferred])
         return groups
@@ -219,7 +220,7 @@ class GemmSearch(ProductSearch):
         layouts = max(of_layouts, key=bool)
         wanted = self.nearest(target)
         if wanted is None:
-            of_fp4 = fp4.refusal(problem, possible, target) if problem.a.dtype is fp4.FP4 else ""
+            of_fp4 = _fp4_refusal(problem, possible, target) if problem.a.dtype is fp4.FP4 else ""
             gates = not lower.is_gated(problem.epilogue) or cells_of(self.op, target, problem)
             reason = (
                 ("" if gates else NOT_GATED.reason)
@@ -256,22 +257,48 @@ class GemmSearch(ProductSearch):
 
 
 def _with_rows(problem: GemmProblem) -> GemmProblem:
-    """A problem of one row with some more, whose strides are those that the one row tells, and their multiples."""
+    """A problem of one row with more rows, in the layout that the strides of the one row imply."""
 
-    def spec(one: MatrixSpec) -> MatrixSpec:
-        columns, (row_stride, column_stride) = one.shape[-1], one.strides[-2:]
+    def spec(row: MatrixSpec) -> MatrixSpec:
+        columns, (row_stride, column_stride) = row.shape[-1], row.strides[-2:]
         if columns == 1 or column_stride == 1:
             strides = (max(row_stride, columns), 1)
         else:
             strides = (1, column_stride * -(-_ROWS // column_stride))
-        return dataclasses.replace(one, shape=(*one.shape[:-2], _ROWS, columns), strides=(*one.strides[:-2], *strides))
+        return dataclasses.replace(row, shape=(*row.shape[:-2], _ROWS, columns), strides=(*row.strides[:-2], *strides))
 
     c = None if problem.c is None else spec(problem.c)
     return dataclasses.replace(problem, a=spec(problem.a), c=c, d=spec(problem.d))
 
 
+def _fp4_refusal(problem: GemmProblem, formulations: Sequence[GemmFormulation], arch: SmArch) -> str:
+    """Why no kernel of the matrix serves a product of fp4, and what would cure it; empty if that is not known."""
+    if not is_fp4_supported(arch):
+        return fp4.no_kernels(arch)
+    if not problem.scale_type:
+        return "fp4 is multiplied with block scales: scaling is 'nvfp4' or 'mxfp4'"
+    along_k = [each for each in formulations if (each.layout_a, each.layout_b) == (ROW, COLUMN)]
+    if not along_k:
+        return (
+            "fp4 is packed and read along K: A is row-major, bytes (M, K / 2), and B column-major, the transpose of "
+            "bytes (N, K / 2)"
+        )
+    if not any(each.align_a % fp4.ALIGNMENT == 0 and each.align_b % fp4.ALIGNMENT == 0 for each in along_k):
+        return (
+            f"fp4 kernels read {fp4.ALIGNMENT} elements (16 bytes) at once: K (here {problem.k}), the strides of A and "
+            "B and their addresses must be multiples of that; pad K with zeros before quantizing"
+        )
+    wide = 128 // problem.d.dtype.bits
+    if not any(each.align_d % wide == 0 for each in along_k):
+        return (
+            f"fp4 kernels write 16 bytes at once: rows of D (and C) and their addresses must be multiples of {wide} "
+            f"elements of {problem.d.dtype.value}; pad N (here {problem.n})"
+        )
+    return ""
+
+
 def _tree_refusal(problem: GemmProblem, possible: Sequence[GemmFormulation]) -> str:
-    """Why no kernel takes the problem's tree, whatever the layouts of A, B and D; empty if that is not known."""
+    """Why no kernel takes the problem's tree, in any layout of A, B and D; empty if the reason is another one."""
     program = lower.split(problem.epilogue)[1]
     if not program:
         return ""
@@ -284,7 +311,7 @@ def _tree_refusal(problem: GemmProblem, possible: Sequence[GemmFormulation]) -> 
 
 
 def nonempty(problem: GemmProblem) -> GemmProblem:
-    """The problem itself, or with K = 0 one that any kernel of its types can read: its operands are never touched."""
+    """The problem; with K = 0 one that every kernel of its types accepts, whose operands are never read."""
     if problem.k != 0:
         return problem
     wide = 128 // problem.a.dtype.bits
@@ -305,19 +332,19 @@ def product_args(formulation: GemmFormulation, candidate: Candidate[Any]) -> dic
 
 
 def _epilogues(epilogue: str, *, swapped: bool) -> tuple[str, ...]:
-    """The ids of kernels' epilogues that serve a problem's."""
+    """The ids of kernels' epilogues that compute a problem's epilogue."""
     base, program = lower.split(epilogue)
     if program and swapped:
         turned = None if lower.is_gated(epilogue) else _swapped(program)
         return () if turned is None else (lower.epilogue_id(base, turned),)
-    # Without scales a scaled epilogue is the linear one.
+    # Without scales, a scaled epilogue computes the linear one.
     return (epilogue, lower.SCALED) if epilogue == lower.LINEAR else (epilogue,)
 
 
 def _common(epilogue: str, a: CutlassDtype, *, swapped: bool) -> tuple[str, ...]:
-    """The same of kernels that are told their tree."""
+    """The ids of the epilogues that compute it among several trees, chosen by arguments at launch."""
     form, found = form_of(epilogue), common_of(epilogue)
-    # Of D^T a row is a column.
+    # A row of D is a column of D^T.
     if form is None or found is None or (swapped and not form.turns):
         return ()
     return (found, lower.SCALED_COMMON) if a in FP8_TYPES else (found,)
@@ -325,7 +352,7 @@ def _common(epilogue: str, a: CutlassDtype, *, swapped: bool) -> tuple[str, ...]
 
 @functools.cache
 def _swapped(program: str) -> str | None:
-    """The tree of D^T, None where it cannot be had."""
+    """The tree for D^T; None where it cannot be expressed."""
     try:
         return lower.swapped(program)
     except ValueError:
@@ -333,9 +360,9 @@ def _swapped(program: str) -> str | None:
 
 
 def _has_scales(problem: GemmProblem) -> bool:
-    """Whether a kernel of several trees may load the factors of a tree as scales, which do not multiply C.
+    """Whether a kernel of several trees may load a tree's factors as scales.
 
-    They are contiguous then, and the same for all batches.
+    Scales do not multiply C, are contiguous, and are the same for all batches.
     """
     form = form_of(problem.epilogue)
     if form is not None and problem.c is not None and form.source is None and not form.adds_c:
@@ -352,7 +379,7 @@ def _has_scales(problem: GemmProblem) -> bool:
 
 
 def cells_of(op: str, arch: SmArch, problem: GemmProblem) -> tuple[KernelKey, ...]:
-    """The matrix's keys of an operation for a problem: its cells, which take over an epilogue that is a tree."""
+    """The matrix's keys of an operation for a problem; if its epilogue is a tree, with that epilogue."""
     _, program = lower.split(problem.epilogue)
     if not program:
         return matrix(op, arch)

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ...arrays import fp4, operands
+from ...arrays.layouts import MatrixSpec, row_major
 from ...arrays.numerics import FAST, PRECISIONS
 from ...arrays.operands import BYTE
+from ...arrays.scales import VECTOR, swizzled_size
 from ...checks import check_index, check_options, expect
-from ...epilogue.bound import Fusion, problem_for
+from ...epilogue.fusion import Fusion
 from ...epilogue.results import MatrixResult
 from ...errors import InvalidOperandError, UnsupportedError, require
 from ...generator.archs import SmArch
@@ -29,7 +31,6 @@ from ...pipeline.devices import Device
 from ...pipeline.operation import Arrays, OperandSlot, PlannedOperation, epilogue_slots
 from ...pipeline.plan import Plan
 from ...pipeline.plan_cache import PlanKey
-from ...pipeline.problem import GemmProblem, MatrixSpec, row_major
 from ...pipeline.reduction import is_batch_invariant
 from ...pipeline.request import (
     GemmEpilogue,
@@ -41,13 +42,12 @@ from ...pipeline.request import (
     precision_of,
     sampled,
 )
-from ..quantize.reference import VECTOR, swizzled_size
 from .kernels import GemmCandidate, GemmSearch
 from .plans import SCALES, Scale, Scales, make, result_of, scale_shapes, search_for
+from .problem import GemmProblem, fused_problem
 
 if TYPE_CHECKING:
     from ...pipeline.probe import Probe
-    from ..gemv.operation import GemvRequest
 
 FP8_SCALINGS = (None, "tensor", "vector", "block")
 SCALINGS = (*FP8_SCALINGS, *fp4.SCALINGS)
@@ -55,7 +55,7 @@ SCALINGS = (*FP8_SCALINGS, *fp4.SCALINGS)
 
 
 def expect_scaling(scaling: str | None, valid: Sequence[str | None]) -> None:
-    """Refuses a form of scales that an operation has not."""
+    """Refuses a form of scales that an operation does not have."""
     if scaling is not None:
         check_options(scaling=scaling)
     if scaling not in valid:
@@ -69,7 +69,7 @@ def expect_fp8(dtype: CutlassDtype) -> None:
 
 
 class GemmLayout(enum.Enum, metaclass=Members):
-    """The layout of a matrix in memory; the value is BLAS's word."""
+    """The layout of a matrix in memory."""
 
     ROW_MAJOR = "row"
     COL_MAJOR = "column"
@@ -185,7 +185,7 @@ class GemmRequest(Request):
         return GemmProblem(a=a, b=b, c=d if self.epilogue.beta != 0 else None, d=d, math=self.math, device=device)
 
     def scales(self) -> Scales:
-        """The scales that a plan is called with, dense."""
+        """The dense scales that a plan is called with."""
         m, n, k = self.shape.m, self.shape.n, self.shape.k
         kind = fp4.SCALINGS.get(self.scaling or "")
         if kind is not None:
@@ -239,7 +239,7 @@ LETTERS = {"r": GemmLayout.ROW_MAJOR, "c": GemmLayout.COL_MAJOR}
 
 def layouts_from(options: RequestOptions) -> dict[str, Any]:
     """The layouts of A, B and D, as fields of a request."""
-    # Kernels want narrow operands contiguous along K.
+    # Kernels read narrow operands contiguous along K.
     letters = options.given("layout") or ("rcr" if options.dtype.bits <= 8 else "rrr")
     if len(letters) != 3 or not set(letters) <= set(LETTERS):
         raise InvalidOperandError(f"--layout is {letters!r}; expected three letters r or c, such as rcr")
@@ -247,7 +247,7 @@ def layouts_from(options: RequestOptions) -> dict[str, Any]:
 
 
 def fields_from(options: RequestOptions) -> dict[str, Any]:
-    """The fields of a request that every operation's have."""
+    """The fields that the requests of all operations have."""
     epilogue = GemmEpilogue(
         alpha=float(options.values.get("alpha", 1.0)),
         beta=float(options.values.get("beta", 0.0)),
@@ -259,18 +259,12 @@ def fields_from(options: RequestOptions) -> dict[str, Any]:
 
 
 def sample_shape(key: KernelKey) -> GemmShape:
-    """More than a tile along M and N, and neither a whole number of tiles; aligned for every kernel."""
+    """Extents of more than a tile along M and N, but no whole number of tiles; aligned for every kernel."""
     return GemmShape(key.tile[0] + 16, key.tile[1] + 16, 2 * key.tile[2])
 
 
-def followed(request: GemmRequest | GemvRequest, epilogue: str, device: Device) -> GemmProblem:
-    """The problem of a request whose tree follows, as this epilogue of a kernel."""
-    problem, fusion = request.problem(device.index), request.fusion()
-    return problem if fusion is None else problem_for(problem, fusion, epilogue)
-
-
 def layouts_of(key: KernelKey) -> dict[str, Any]:
-    """The layouts of A and B that a kernel reads, as fields of a request."""
+    """The layouts of a kernel's A and B, as fields of a request."""
     return {"layout_a": LETTERS[key.layout_a], "layout_b": LETTERS[key.layout_b]}
 
 
@@ -281,6 +275,7 @@ class GemmOperation(PlannedOperation[GemmRequest]):
     request_type = GemmRequest
     message = "Gemm"
     bound = "b"
+    profiled = True
     options: tuple[Option, ...] = (
         Option("m", "Rows of A and D.", None),
         Option("n", "Columns of B and D.", None),
@@ -338,7 +333,8 @@ class GemmOperation(PlannedOperation[GemmRequest]):
             sample_shape(key), **sampled(key, epilogue), **layouts_of(key), dtype_b=key.b, precision=precision_of(key),
             fast_accum=key.math == FAST, batch_invariant=False,
         )  # fmt: skip
-        return request, select.candidate_of(GemmSearch(followed(request, epilogue, device), device), key)
+        problem = fused_problem(request.problem(device.index), request.fusion(), epilogue)
+        return request, select.candidate_of(GemmSearch(problem, device), key)
 
     def probe(self, request: GemmRequest, arrays: Arrays) -> Probe[GemmRequest]:
         from .reference import GemmProbe

@@ -1,4 +1,4 @@
-"""GEMM from its arrays to a plan: the problem, scales on the device, what an epilogue tree or a gate makes of these."""
+"""GEMM from its arrays to a plan: the problem, its scales, epilogue tree and gate, and the launches."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 from ... import _core
 from ...arrays import fp4, operands
+from ...arrays.layouts import MatrixSpec, broadcast_to, round_up
 from ...arrays.operands import BYTE
-from ...epilogue import bound as fused
-from ...epilogue.bound import FusedOperands, Fusion
+from ...arrays.scales import BLOCK, VECTOR
+from ...epilogue.fusion import Fusion
+from ...epilogue.plan_operands import FusedOperands
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype, ScaleType
@@ -25,18 +27,9 @@ from ...pipeline import devices, reduction
 from ...pipeline.devices import Device
 from ...pipeline.plan import ALWAYS, NO_PRODUCT, PRODUCT, Address, Plan, Steps, moved, settled
 from ...pipeline.planning import DEFAULT_OPTIONS, PlanOptions, planned
-from ...pipeline.problem import (
-    MAX_OUTER,
-    GemmFormulation,
-    GemmProblem,
-    MatrixSpec,
-    broadcast_to,
-    over_batches,
-    round_up,
-)
-from ..quantize.reference import BLOCK, VECTOR
 from . import helpers
 from .kernels import GemmCandidate, GemmSearch, nonempty, product_args
+from .problem import MAX_OUTER, GemmFormulation, GemmProblem, fused_problems, over_batches
 
 A_SETTLED, B_SETTLED = 1, 2  # kernel_abi.h
 
@@ -71,7 +64,7 @@ class Scale:
 
 
 class Scales(NamedTuple):
-    """The scales of a GEMM that are arrays, in the order of SCALES; None where there is none."""
+    """The scales of a GEMM that are arrays, in the order of SCALES; None for those that are not."""
 
     a: Scale | None = None
     b: Scale | None = None
@@ -80,7 +73,7 @@ class Scales(NamedTuple):
 
     @property
     def form(self) -> str:
-        """That of the scales of A: of B they are `block` (in float32) or `swizzled` (of fp4) where these are."""
+        """The form of A's scales, empty without; `block` and `swizzled` are that of B's too."""
         return "" if self.a is None else self.a.form
 
 
@@ -101,7 +94,7 @@ def problem_of(views: dict[str, _core.Operand], math: str) -> GemmProblem:
 
 
 def scales_of(problem: GemmProblem, views: dict[str, _core.Operand]) -> Scales:
-    """The layouts of the scales that are arrays; others than kernels take are refused."""
+    """The layouts of the scales that are arrays; refuses arrays that kernels do not take."""
     given = sorted(set(views) & set(SCALES))
     if not given:
         return NO_SCALES
@@ -138,13 +131,13 @@ def _check_float32(view: _core.Operand, name: str) -> None:
 
 
 def scale_shapes(m: int, n: int, k: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The extents of scale_a and scale_b in float32 by their form."""
+    """The extents of scale_a and scale_b in float32, by form."""
     k_blocks, n_blocks = -(-k // BLOCK), -(-n // BLOCK)
     return {"tensor": ((1,), (1,)), "vector": ((m, 1), (1, n)), "block": ((m, k_blocks), (k_blocks, n_blocks))}
 
 
 def scale_forms(problem: GemmProblem, a: _core.Operand | None, b: _core.Operand | None) -> tuple[str, str]:
-    """The forms of arrays as scale_a and scale_b: `tensor`, `vector` or, for both or neither, `block`."""
+    """The forms of the arrays scale_a and scale_b: `tensor`, `vector` or, for both or neither, `block`."""
     shapes = scale_shapes(problem.m, problem.n, problem.k)
     given = tuple(() if view is None else view.shape for view in (a, b))
     found = []
@@ -159,7 +152,7 @@ def scale_forms(problem: GemmProblem, a: _core.Operand | None, b: _core.Operand 
             found.append("vector" if shape[-2:] == vector else "block")
     if "block" not in found:
         return found[0], found[1]
-    # One block of K: a column of scales of A serves as either.
+    # With one block of K, scales of A (m, 1) are vector and block scales.
     if tuple(shape[-2:] for shape in given) != shapes["block"]:
         raise InvalidOperandError(
             f"scale_a has shape {given[0][-2:]} and scale_b {given[1][-2:]}; block scales are {shapes['block'][0]} and "
@@ -169,7 +162,7 @@ def scale_forms(problem: GemmProblem, a: _core.Operand | None, b: _core.Operand 
 
 
 def with_scales(problem: GemmProblem, scales: Scales) -> GemmProblem:
-    """The problem with the epilogue or the block scales that these scales need."""
+    """The problem with the epilogue, or the block scales, for these scales."""
     if scales == NO_SCALES or is_gated(problem.epilogue):
         return problem
     if scales.a is not None and scales.form == "swizzled":
@@ -186,7 +179,7 @@ def with_scales(problem: GemmProblem, scales: Scales) -> GemmProblem:
 
 
 def result_of(problem: GemmProblem) -> MatrixSpec:
-    """D in memory, which with a gated epilogue is half as wide as the product, with half the strides."""
+    """D in memory; with a gated epilogue it is half as wide as the product, with half the strides."""
     d = problem.d
     if not is_gated(problem.epilogue):
         return d
@@ -197,13 +190,13 @@ def result_of(problem: GemmProblem) -> MatrixSpec:
 def rewritten(problem: GemmProblem, scales: Scales = NO_SCALES, fusion: Fusion | None = None) -> list[GemmProblem]:
     """The formulations of the problem with scales and a tree, preferred ones first."""
     scaled = with_scales(problem, scales)
-    return [scaled] if fusion is None else fused.problem_of(scaled, fusion, scaled.epilogue)
+    return [scaled] if fusion is None else fused_problems(scaled, fusion, scaled.epilogue)
 
 
 def make(problem: GemmProblem, scales: Scales = NO_SCALES, fusion: Fusion | None = None, **options: Any) -> Plan:
     """The plan for a GEMM; with a gated epilogue, D of the problem is as wide as the product (see `result_of`).
 
-    Its operands are a, b and, where there are such, c, scale_a, scale_b, scale_d, amax, the tree's inputs and outputs,
+    Its operands are a, b, then those that exist of c, scale_a, scale_b, scale_d, amax, the tree's inputs and outputs,
     then out. `options` are those of `PlanOptions`.
     """
     how = PlanOptions(**options)
@@ -223,7 +216,7 @@ def search_for(
     *,
     batch_invariant: bool = False,
 ) -> GemmSearch:
-    """The kernels for a problem with its scales and tree, on its GPU where no other device is given."""
+    """The kernels for a problem with its scales and tree, on its GPU unless another device is given."""
     if 0 in (problem.m, problem.n, problem.batch):
         raise UnsupportedError(f"a result of shape {problem.d.shape} is empty: there is nothing to plan")
     if problem.k == 0 and not is_plain(problem, scales, fusion):
@@ -240,7 +233,7 @@ def search_for(
 
 
 def is_plain(problem: GemmProblem, scales: Scales, fusion: Fusion | None) -> bool:
-    """Whether D is alpha A B + beta C and no more."""
+    """Whether D is alpha A B + beta C, without scales, a tree or a gate."""
     return problem.epilogue == LINEAR and scales == NO_SCALES and fusion is None
 
 
@@ -251,7 +244,7 @@ def from_candidate(
     scales: Scales = NO_SCALES,
     fusion: Fusion | None = None,
 ) -> Plan:
-    """The plan with this kernel, which need not be the best one; see `make`."""
+    """The plan with a given kernel; see `make`."""
     key, formulation = candidate.key, candidate.formulation
     epilogue, plain = formulation.problem.epilogue, is_plain(problem, scales, fusion)
     steps = Steps(problem.device, how.stream)
@@ -326,14 +319,14 @@ def from_candidate(
 
 
 def clears_masks(key: KernelKey) -> bool:
-    """Whether a kernel adds bits to a mask, which is cleared before."""
+    """Whether a kernel sets single bits of a mask, which must be cleared first."""
     return key.generation in ("sm80", "sm100", "sm120")
 
 
 def _operand_args(
     letter: str, array: Address, place: Address | None, start: int, scale: Scale | None
 ) -> dict[str, Any]:
-    """A kernel's arguments for its A or B: where it is, and its scales, from an element of theirs on."""
+    """A kernel's arguments for its A or B and the scales of it, which begin at element `start` of their array."""
     args: dict[str, Any] = {letter: array}
     if place is not None and scale is not None:
         kind, index, offset = place
@@ -347,7 +340,7 @@ def _operand_args(
 
 
 def _null_product(candidate: GemmCandidate) -> tuple[dict[str, Any], int]:
-    """The arguments of a product of zeros, which stands in for one that is not to be read, and the bytes of them."""
+    """The arguments of a product of zeros, for calls that must not read A and B, and the bytes of zeros."""
     key, formulation = candidate.key, candidate.formulation
     k = 128 // key.a.bits  # a vector of A's elements, and of B's, which have as many bits
     lda = k if key.layout_a == ROW else round_up(formulation.m, k)
@@ -362,14 +355,15 @@ def _null_product(candidate: GemmCandidate) -> tuple[dict[str, Any], int]:
 def _launches(
     scales: Scales, formulation: GemmFormulation, most: int | None
 ) -> list[tuple[int, tuple[int, ...], int, int]]:
-    """Launches of up to `most` batches where these share their scales, else one for each batch.
+    """Launches of up to `most` batches where batches share their scales, else one for each batch.
 
-    How many batches one takes, and where in elements: of A, B, C, D and a tree's operands, of A's scales, and of B's.
+    Of each launch: its number of batches, and offsets in elements: of A, B, C, D and a tree's operands, of A's scales,
+    and of B's.
     """
     problem, batches = formulation.problem, formulation.batches
     outer = problem.d.shape[:-2]
     own = any(scale is not None and math.prod(_as_matrices(scale).shape[:-2]) > 1 for scale in (scales.a, scales.b))
-    # Kernels with blocks take one batch, and those of fp4 would look for scales of each.
+    # Kernels with block scales take one batch; those of fp4 would read separate scales for each batch.
     if not own and not (scales.form in ("block", "swizzled") and math.prod(outer) > 1):
         count = batches.count
         most = count if most is None else min(most, count)
@@ -394,7 +388,7 @@ def _launches(
 
 
 def _as_matrices(scale: Scale) -> MatrixSpec:
-    """Scales with two dimensions after those of batches."""
+    """The layout of scales as matrices, with dimensions of batches in front."""
     if scale.form == "swizzled":
         return MatrixSpec((*scale.shape[:-1], 1, scale.shape[-1]), (*scale.strides[:-1], 0, 1), CutlassDtype.F32)
     return MatrixSpec(scale.shape, scale.strides, CutlassDtype.F32)

@@ -1,4 +1,4 @@
-"""GEMM, the magnitudes that its rounding errors are measured against, and random products that are checked with it."""
+"""The reference of GEMM, the magnitudes that its tolerance is relative to, and its probe."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from ... import reference
 from ...arrays import fp4, numerics
 from ...arrays.numerics import INTEGER_DTYPES, AnyArray, FloatArray, from_numpy_dtype, round_to_tf32, stored, to_float64
+from ...arrays.scales import BLOCK, VECTOR
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import COLUMN, MASK, MATRIX, RESULT, ROW, SCALAR, EpilogueVisitorTree
@@ -19,25 +20,24 @@ from ...pipeline.probe import Check, Probe, slices
 from ...reference import parts
 from ...reference.parts import OperandScale, Scale, read_scales, scaled_product
 from ..quantize import reference as quantization
-from ..quantize.reference import BLOCK, VECTOR
 
 if TYPE_CHECKING:
     from .operation import GemmRequest
 
 _SMALL = 2**25
-"""Products of a GEMM with a tree that is compared as a whole, so that differences are told by their places in it."""
+"""The most multiply-adds of a GEMM with a tree that is compared as a whole, which gives exact places of differences."""
 
 
 @dataclass(frozen=True)
 class GemmTerms:
-    """Parameters of a GEMM beside operands and the type of the result.
+    """Parameters of a GEMM apart from operands and the result's type.
 
     Attributes:
         bias: (N,), added to every row.
         scale_a, scale_b: as the function `gemm` takes them, those of fp4 plain; arrays have any floating dtype.
         scale_d: a number, applied after the activation.
         amax: one element, which receives max |act(...)| over all batches before scale_d, from which the next scale is
-            chosen: 0 of an empty result, and NaN where it has one, as in CUTLASS's reduction. int32 results have none.
+            chosen: 0 for an empty result, and NaN if D has one, as in CUTLASS's reduction. Not for int32 results.
         math: `tf32` rounds float32 operands to TF32 first. `default`, `ieee` and `3xtf32` keep them as they are.
     """
 
@@ -109,7 +109,7 @@ def absolute_product(a: AnyArray, b: AnyArray, c: AnyArray | None = None, **term
 def _product(
     a: FloatArray, b: FloatArray, shape: tuple[int, ...], alpha: float, scale_a: OperandScale, scale_b: OperandScale
 ) -> FloatArray:
-    """The scaled product in an array of its own. Where alpha or K is 0, operands and scales are not read."""
+    """The scaled product in a new array. If alpha or K is 0, operands and scales are not read."""
     if alpha == 0.0 or a.shape[-1] == 0:
         return np.zeros(shape)
     d = scaled_product(a, b, scale_a, scale_b)
@@ -143,7 +143,7 @@ def _integer_gemm(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms
 
 
 def _result_shape(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms) -> tuple[int, ...]:
-    """The result's shape. Refuses what is not refused before: the rest is as kernels have it too."""
+    """The result's shape; refuses arguments that `gemm` of the package does not refuse before."""
     for name, operand in (("a", a), ("b", b)):
         if parts.element_type(name, operand) is CutlassDtype.I32:
             raise InvalidOperandError(f"{name} is int32; integer operands are int8")
@@ -157,7 +157,7 @@ def _result_shape(a: AnyArray, b: AnyArray, c: AnyArray | None, terms: GemmTerms
 
 
 def random_fp4(generator: np.random.Generator, request: GemmRequest) -> Arrays:
-    """A, B and their scales in plain forms, as the reference takes them: normally distributed values, quantized."""
+    """A, B and their scales in plain forms, as the reference takes them: quantized normal values."""
     shape = request.shape
     batch = () if shape.batch == 1 else (shape.batch,)
     arrays: Arrays = {}
@@ -173,7 +173,7 @@ def random_fp4(generator: np.random.Generator, request: GemmRequest) -> Arrays:
 
 
 class GemmProbe(Probe["GemmRequest"]):
-    """A product, and what follows it."""
+    """The probe of a GEMM with its epilogue."""
 
     def __init__(self, request: GemmRequest, arrays: Arrays) -> None:
         super().__init__(request, arrays)
@@ -190,7 +190,7 @@ class GemmProbe(Probe["GemmRequest"]):
 
     @property
     def has_amax(self) -> bool:
-        """Whether `amax` is the request's; a tree may have an output of that name."""
+        """Whether the request has an amax; a tree may have an output of that name."""
         return self.request.quantized and "amax" in self.arrays
 
     @property
@@ -199,7 +199,7 @@ class GemmProbe(Probe["GemmRequest"]):
         return self.arrays["a"].ndim == 3
 
     def follows(self) -> set[str]:
-        """The arrays that parts are parts of; the others they share."""
+        """Names of the arrays that are divided into parts; all parts share the others."""
         found = {"a", "out"} | ({"b"} if self.batched else set())
         found |= {"c"} if self.request.epilogue.beta != 0 else set()
         if self.request.scaling in (fp4.SCALINGS if self.batched else ("vector", "block", *fp4.SCALINGS)):
@@ -258,7 +258,7 @@ class GemmProbe(Probe["GemmRequest"]):
     def finish(self, check: Check) -> None:
         if self.has_amax:
             error = abs(float(self.arrays["amax"][0]) - self.amax)
-            # Written as float32; NaN is no agreement either.
+            # amax is rounded to float32; NaN is a mismatch.
             allowed = self.amax_error + 2.0**-23 * self.amax
             check.mismatches += int(not error <= allowed)
 
@@ -277,7 +277,7 @@ class GemmProbe(Probe["GemmRequest"]):
         return self.how | {name: part[name] for name in ("scale_a", "scale_b") if self.request.scaling is not None}
 
     def _see_amax(self, tree: EpilogueVisitorTree, part: Arrays, acc: Array, error: Array | None = None) -> None:
-        """Takes note of the largest magnitude of D before it is stored and, of the accumulator's error, its own."""
+        """Updates amax with D before it is stored and, given the accumulator's error, the error of amax."""
         of_d = EpilogueVisitorTree(tree.result)
         read = {operand.name: part[operand.name] for operand in of_d.inputs}
         values = reference.evaluate(of_d, acc, read, out_dtype=self.computed)[RESULT]

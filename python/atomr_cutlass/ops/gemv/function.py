@@ -1,4 +1,4 @@
-"""`gemv`: a matrix and a vector in, a vector out; to kernels a GEMM of one row, y^T = x^T A^T."""
+"""`gemv`: a matrix times a vector, which its kernels compute as a GEMM of one row, y^T = x^T A^T."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 
 from ... import _core
 from ...arrays import operands
+from ...arrays.layouts import MatrixSpec, broadcast_batches, broadcasts_to, views
 from ...arrays.numerics import AnyArray
 from ...arrays.operands import check_devices, views_of
-from ...epilogue.bound import FusedOperands, Fusion, Layout, Shape, problem_of
+from ...epilogue.fusion import Fusion, Layout, Shape
+from ...epilogue.plan_operands import FusedOperands
 from ...epilogue.results import MatrixResult
 from ...errors import InvalidOperandError, UnsupportedError, require
 from ...generator.archs import SmArch
@@ -22,14 +24,13 @@ from ...generator.families.gemv import OP, TYPES
 from ...generator.key import COLUMN
 from ...generator.rules import accumulator, gemm_types, supports_tree
 from ...pipeline import devices
-from ...pipeline import problem as problems
 from ...pipeline.call import SCALES, Call, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps, moved
 from ...pipeline.planning import DEFAULT_OPTIONS, PlanOptions, planned
-from ...pipeline.problem import GemmFormulation, GemmProblem, MatrixSpec, broadcast_batches, broadcasts_to
 from ..gemm.kernels import GemmCandidate, ProductSearch, nonempty, product_args
+from ..gemm.problem import GemmFormulation, GemmProblem, formulations, fused_problems
 from ..product import Product
 
 _PRODUCT = ("a", "x")
@@ -74,13 +75,13 @@ def gemv(
             for JAX.
         alpha: scalar. With 0, A and x are not read, unless there is an epilogue, bias or activation.
         bias: (M,), added to every vector, of any floating dtype.
-        epilogue: function of the product, in the place of bias and activation, as `gemm` takes it. `acc` is alpha *
+        epilogue: function of the product, instead of bias and activation, as `gemm` takes it. `acc` is alpha *
             scale_a * scale_b * A x + beta * C in float32: to the function a matrix of one row, or one for each batch.
         scale_a: factor of A, a number.
         scale_b: factor of x, a number.
         scale_d: factor of the result, a number. On a GPU not after bias, activation or an epilogue.
         out_dtype: element type of the result; defaults to A's.
-        precision: for float32 operands: `ieee`, which is what None means.
+        precision: for float32 operands: `ieee`, the default.
         operands_of_epilogue: the operands of `epilogue` by their names: arrays on the device of `a`, of one element,
             (M,) for all vectors, (..., M) or (..., 1), or bits in uint8, (..., ceil(M / 8)), the first in the lowest
             bit. Of a function also numbers, which become constants of its kernel. Arrays for a tree's outputs beside y
@@ -96,9 +97,7 @@ def gemv(
         UnsupportedError: no kernel can serve the request, with the reason.
         KernelNotFoundError, CompileError, DeviceUnavailableError: as in `gemm`.
     """
-    options = CallOptions(
-        activation, out_dtype, precision, False, backend, jit, workspace_size, False, alpha, beta, stream
-    )  # fmt: skip
+    options = CallOptions.of(locals(), batch_invariant=False)
     arrays = {"a": a, "x": x, "c": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d}
     return Call(_parse, arrays, out, options, epilogue, operands_of_epilogue)
 
@@ -118,11 +117,11 @@ class _Gemv(Product):
         return make(problem, self.fusion(views), like=like, stream=stream, **self.call.planning)
 
     def reference(self, host: dict[str, AnyArray]) -> Mapping[str, AnyArray]:
-        from ..gemm import reference as gemm_reference  # which no GPU call needs
+        from ..gemm import reference as gemm_reference  # not needed on a GPU
 
-        row, turned = host["x"][..., None, :], host["a"].swapaxes(-1, -2)
+        row, transposed_a = host["x"][..., None, :], host["a"].swapaxes(-1, -2)
         c = host["c"][..., None, :] if self.call.c is not None else None
-        return self.evaluated(host, functools.partial(gemm_reference.gemm, row, turned, c))
+        return self.evaluated(host, functools.partial(gemm_reference.gemm, row, transposed_a, c))
 
 
 def _parse(call: Call) -> _Gemv:
@@ -138,23 +137,16 @@ def _parse(call: Call) -> _Gemv:
     if dtype is not other:
         raise InvalidOperandError(f"a is {dtype.value} and x is {other.value}: both must have one dtype")
     parsed = _Gemv.of(call, views, shape, dtype)
-    if not call.binds:
-        return parsed
-    from ...epilogue import bind  # trees and the tracer
-
-    bind.refuse_scale_d(arrays["scale_d"])
-    taken, acc = (*_PRODUCT, *SCALES), accumulator(dtype)
-    bound = bind.bind(call, VectorResult(shape), views, taken=taken, out_dtype=parsed.result, acc=acc)
-    return parsed.followed_by(bound)
+    return parsed.bind(VectorResult(shape), views, taken=(*_PRODUCT, *SCALES), acc=accumulator(dtype))
 
 
 def product(specs: Mapping[str, MatrixSpec], math: str, device: int) -> GemmProblem:
-    """The GEMM of arrays by name: `a`, (..., M, K), is its B, transposed; `x`, `c` and `out` are rows."""
+    """The GEMM for arrays by name: its B is the transpose of `a`, (..., M, K); `x`, `c` and `out` are rows."""
     matrices = dict(specs)
     for name, spec in specs.items():
         if name != "a":
             matrices[name] = dataclasses.replace(spec, shape=_as_row(spec.shape, 1), strides=_as_row(spec.strides, 0))
-        problems.views(matrices[name], name)  # refuses what kernels cannot read
+        views(matrices[name], name)  # refuses layouts that kernels cannot read
     b = transposed(matrices["a"])
     return GemmProblem(a=matrices["x"], b=b, c=matrices.get("c"), d=matrices["out"], math=math, device=device)
 
@@ -185,7 +177,7 @@ def check_types(dtype: CutlassDtype, math: str) -> None:
 
 
 def result_shape(shapes: Mapping[str, Shape]) -> Shape:
-    """The extents of A x, of the extents of arrays by name, which have to fit."""
+    """The shape of A x, given the shapes of arrays by name; refuses shapes that do not fit."""
     a, x, c = shapes["a"], shapes["x"], shapes.get("c")
     if len(a) < 2 or not x:
         raise InvalidOperandError(f"a has shape {a} and x {x}; expected (..., M, K) and (..., K)")
@@ -201,7 +193,7 @@ def result_shape(shapes: Mapping[str, Shape]) -> Shape:
 
 
 class VectorResult(MatrixResult):
-    """Vectors (..., M): to an epilogue's tree, matrices of one row."""
+    """A result of vectors (..., M), which an epilogue tree treats as matrices of one row."""
 
     @property
     def matrix(self) -> Shape:
@@ -229,9 +221,9 @@ class GemvSearch(ProductSearch):
 
     op = OP
 
-    def put(self, problem: GemmProblem) -> Sequence[GemmFormulation]:
-        """The vectors with any stride, as columns are, beside each layout of the matrix."""
-        made = problems.formulations(problem)
+    def formulate(self, problem: GemmProblem) -> Sequence[GemmFormulation]:
+        """The formulations for each layout of the matrix with the vectors as columns, which have any stride."""
+        made = formulations(problem)
         return [each for each in made if not each.swapped and each.layout_a == each.layout_d == COLUMN]
 
     def reason(self) -> str:
@@ -245,7 +237,7 @@ class GemvSearch(ProductSearch):
 
 
 def make(problem: GemmProblem, fusion: Fusion | None = None, **options: Any) -> Plan:
-    """The plan for a problem as `product` puts it, with the tree that follows; `options` are those of `PlanOptions`.
+    """The plan for a problem of `product` and its epilogue tree; `options` are those of `PlanOptions`.
 
     Its operands are a, x, c where there is one, the tree's inputs and outputs, and out.
     """
@@ -255,11 +247,11 @@ def make(problem: GemmProblem, fusion: Fusion | None = None, **options: Any) -> 
 
 
 def search_for(problem: GemmProblem, fusion: Fusion | None, device: Device, arch: SmArch | None) -> GemvSearch:
-    """The kernels for a problem and the tree that follows."""
+    """The kernels for a problem and its epilogue tree."""
     if 0 in (problem.n, problem.batch):
         raise UnsupportedError(f"a result of shape {vector_of(problem.d).shape} is empty: there is nothing to plan")
     read = nonempty(problem)
-    return GemvSearch([read] if fusion is None else problem_of(read, fusion, LINEAR), device, arch)
+    return GemvSearch([read] if fusion is None else fused_problems(read, fusion, LINEAR), device, arch)
 
 
 def from_candidate(
@@ -268,7 +260,7 @@ def from_candidate(
     how: PlanOptions = DEFAULT_OPTIONS,
     fusion: Fusion | None = None,
 ) -> Plan:
-    """The plan with this kernel, which need not be the best one; see `make`."""
+    """The plan with a given kernel; see `make`."""
     key, formulation = candidate.key, candidate.formulation
     steps = Steps(problem.device, how.stream)
 

@@ -1,4 +1,4 @@
-"""Matrix times vector: its requests, and the operation that they are of."""
+"""Matrix times vector as an operation, and its requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ...epilogue.bound import Fusion
+from ...epilogue.fusion import Fusion
 from ...errors import InvalidOperandError
 from ...generator.families.gemv import OP
 from ...generator.key import COLUMN, KernelKey
@@ -17,10 +17,10 @@ from ...pipeline.devices import Device
 from ...pipeline.operation import NO_CHECK, Array, Arrays, OperandSlot, PlannedOperation, epilogue_slots
 from ...pipeline.plan import Plan
 from ...pipeline.plan_cache import PlanKey
-from ...pipeline.problem import GemmProblem
 from ...pipeline.request import Option, Request, RequestOptions, expect_extents, sampled
 from ..gemm.kernels import GemmCandidate
-from ..gemm.operation import LETTERS, GemmLayout, GemmRequest, GemmShape, fields_from, followed
+from ..gemm.operation import LETTERS, GemmLayout, GemmRequest, GemmShape, fields_from
+from ..gemm.problem import GemmProblem, fused_problem
 from .function import GemvSearch, VectorResult, check_types, make, search_for, transposed, vector_of
 
 if TYPE_CHECKING:
@@ -74,11 +74,11 @@ class GemvRequest(Request):
 
     @functools.cached_property
     def product(self) -> GemmRequest:
-        """The GEMM of one row that it is: x and the transpose of A."""
-        turned = GemmLayout.COL_MAJOR if self.layout_a is GemmLayout.ROW_MAJOR else GemmLayout.ROW_MAJOR
+        """The GEMM of one row that it is computed as: of x and the transpose of A."""
+        transposed_a = GemmLayout.COL_MAJOR if self.layout_a is GemmLayout.ROW_MAJOR else GemmLayout.ROW_MAJOR
         return GemmRequest(
             GemmShape(1, self.shape.m, self.shape.k, self.shape.batch), dtype=self.dtype, arch=self.arch,
-            layout_b=turned, epilogue=self.epilogue, out_dtype=self.out_dtype,
+            layout_b=transposed_a, epilogue=self.epilogue, out_dtype=self.out_dtype,
         )  # fmt: skip
 
     @property
@@ -145,13 +145,14 @@ class GemvOperation(PlannedOperation[GemvRequest]):
         return make(request.problem(device), request.fusion(), **options)
 
     def sample(self, key: KernelKey, epilogue: str, device: Device) -> tuple[GemvRequest, GemmCandidate]:
-        """With more than one tile of columns, the last not whole; aligned for every kernel."""
+        """A request of more than one tile of columns, the last one partial; aligned for every kernel."""
         layout = GemmLayout.ROW_MAJOR if key.layout_b == COLUMN else GemmLayout.COL_MAJOR
         request = GemvRequest(GemvShape(key.tile[1] + 16, 4 * key.tile[2]), **sampled(key, epilogue), layout_a=layout)
-        return request, select.candidate_of(GemvSearch(followed(request, epilogue, device), device), key)
+        problem = fused_problem(request.problem(device.index), request.fusion(), epilogue)
+        return request, select.candidate_of(GemvSearch(problem, device), key)
 
     def probe(self, request: GemvRequest, arrays: Arrays) -> Probe[Any]:
-        """That of the GEMM of one row, on the same memory."""
+        """The probe of the GEMM of one row, on the same memory."""
         from ..gemm.reference import GemmProbe
 
         reduced = {output.name for output in request.tree.outputs if output.reduction} if request.tree else set()

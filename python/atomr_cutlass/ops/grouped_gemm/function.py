@@ -13,6 +13,7 @@ import numpy as np
 
 from ... import _core
 from ...arrays import operands
+from ...arrays.layouts import MatrixSpec
 from ...arrays.numerics import AnyArray, math_mode, numpy_dtype
 from ...checks import NUMBERS, check_extents, check_options
 from ...epilogue.bind import BoundEpilogue, bind, refuse_scale_d
@@ -26,7 +27,6 @@ from ...pipeline import reduction
 from ...pipeline.call import Call, Invocation, Result, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan
-from ...pipeline.problem import MatrixSpec
 from ..product import Product
 from .kernels import make
 from .problem import ALONG_K, CONTIGUOUS, LIST, MASKED, GroupedProblem, GroupScale, Shape, following, scale_forms
@@ -36,7 +36,7 @@ CHECK = "ATOMR_CUTLASS_CHECK"
 Extents = tuple[int, int, int]
 
 _PRODUCT = ("a", "b", "c", "offsets", "counts", "scale_a", "scale_b")
-"""Operands in the order of a plan's call; those of the epilogue follow, and the result."""
+"""Operands in the order of a plan's call, before those of the epilogue and the result."""
 
 
 @stored(CHECK, reduction.VARIABLE, a="a", b="b", c="c", offsets="offsets", counts="counts", bias="bias")
@@ -91,7 +91,7 @@ def grouped_gemm(
     Args:
         a: see the table. Anything with DLPack or `__cuda_array_interface__`, or NumPy (copied to the GPU and back).
             Kernels read fp16, bf16 and fp8; rows are contiguous, and along K columns are.
-        b: see the table. fp8 kernels want it contiguous along K.
+        b: see the table. fp8 kernels need it contiguous along K.
         c: of the result's shape and dtype (a list for lists); needed exactly when `beta` is not 0.
         offsets: (G,) int32: cumulative ends of the groups. Not for the masked form and lists.
         counts: (G,) int32: sizes of the groups, instead of offsets; needed for the masked form.
@@ -99,7 +99,7 @@ def grouped_gemm(
         bias: added to every row: (N,) for all groups or (G, N), a list of (N,) for lists; of a floating dtype. Kernels
             of the sm80 generation, which serve GPUs before sm_90 and operands that are not aligned to 16 bytes, read
             it in the place of `c`: of the result's dtype, contiguous, and without a `c`.
-        epilogue: function of the products, in the place of bias and activation: an `EpilogueVisitorTree`, or a Python
+        epilogue: function of the products, instead of bias and activation: an `EpilogueVisitorTree`, or a Python
             function such as `lambda acc, bias, scale: silu(acc + bias) * scale`, which is traced at every call, as for
             `gemm`. `acc` is alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g]. It reads rows and scalars and
             writes D alone, whose element type it may decide. Kernels of the sm80 generation evaluate act(acc + bias).
@@ -131,9 +131,7 @@ def grouped_gemm(
         "a": a, "b": b, "c": c, "offsets": offsets, "counts": counts, "scale_a": _one_number(scale_a),
         "scale_b": _one_number(scale_b), "scale_d": scale_d, "bias": bias,
     }  # fmt: skip
-    options = CallOptions(
-        activation, out_dtype, None, fast_accum, backend, jit, workspace_size, batch_invariant, alpha, beta, stream
-    )  # fmt: skip
+    options = CallOptions.of(locals())
     check_options(check=check)
     checks = os.environ.get(CHECK) == "1" if check is None else bool(check)
     call = Call(_parse, arrays, out, options, epilogue, operands_of_epilogue, (check,), parsed=checks)
@@ -148,7 +146,7 @@ def _is_list(array: Any) -> bool:
 
 
 def _one_number(scale: Any) -> Any:
-    """A scale as it is, or of a list of the same number that number."""
+    """The number of a list of equal numbers; any other scale unchanged."""
     if not _is_list(scale) or not scale or not isinstance(scale[0], NUMBERS):
         return scale
     if all(isinstance(value, NUMBERS) and np.array_equal(value, scale[0], equal_nan=True) for value in scale):
@@ -161,10 +159,10 @@ class _GroupedGemm(Product):
     """Products of groups, parsed.
 
     Attributes:
-        labels: of the arrays of each of the product's operands by its name, in the order of a plan's call.
+        labels: the labels of the arrays of each of the product's operands, in the order of a plan's call.
         divided: `offsets` or `counts`, whichever is given; None for lists.
-        scale_forms: of `scale_a` and `scale_b`, where they are arrays.
-        tree: what computes D; None where D is the product.
+        scale_forms: the forms of `scale_a` and `scale_b`, where they are arrays.
+        tree: the epilogue tree; None where kernels without trees compute D.
     """
 
     form: str
@@ -179,7 +177,7 @@ class _GroupedGemm(Product):
         return self.epilogue.result.number == 0 or all(0 in result.shape for result in self.results.values())
 
     def check_kernels(self) -> None:
-        """Refuses offsets or counts of host arrays, and where that is asked for of GPU arrays."""
+        """Checks offsets or counts of host arrays and, with `check`, of GPU arrays."""
         (check,) = self.call.own
         if self.divided is None or (self.on_gpu and not self.call.parsed):
             return
@@ -189,8 +187,8 @@ class _GroupedGemm(Product):
             raise UnsupportedError("check copies to the host, which a stream that is captured cannot: leave it out")
 
     def _bounds(self) -> list[tuple[int, int]]:
-        """Where each group begins and ends; checks offsets or counts."""
-        from .reference import group_bounds  # which launches do without
+        """The begin and end of each group; checks offsets or counts."""
+        from .reference import group_bounds  # launches do not need it
 
         name, (*_, rows, columns) = str(self.divided), self.first.shape
         values = self.fetch(self.inputs[name])
@@ -216,14 +214,14 @@ class _GroupedGemm(Product):
         return (*itertools.chain(*self.labels.values()), *self.epilogue.inputs, *self.results)
 
     def uploaded(self) -> dict[str, _core.Operand]:
-        # Kernels read the copies of one operand by columns.
+        # Kernels read B of fp8, and A of groups along K, column-major.
         fp8 = operands.dtype_of(self.first, "a") in FP8_TYPES
         columns = self.labels["b"] if fp8 else self.labels["a"] if self.form == ALONG_K else ()
         host = {label: operands.to_numpy(view) for label, view in self.inputs.items()} | self._before()
         return {label: operands.upload(array, 0, columns=label in columns) for label, array in host.items()}
 
     def _before(self) -> dict[str, AnyArray]:
-        """D before the call, by label, on the host; refuses results that share memory, as plans do themselves."""
+        """Host copies of D before the call, by label; refuses results that share memory, as plans do."""
         operands.check_apart({label: view for label, view in self.views.items() if label in self.results}, {})
         return {
             label: np.zeros(result.shape, numpy_dtype(self.result)) if result.view is None else self.fetch(result.view)
@@ -300,7 +298,7 @@ def _parse(call: Call) -> Invocation:
 
 
 def _arranged(traced: Traced, labels: Sequence[str], results: Mapping[str, Any]) -> Any:
-    """The results as the epilogue returns them, of arrays by label; D is the caller's list where there is one."""
+    """The function's return value, from arrays by label; D is the caller's list where there is one."""
     if results[RESULT] is None:
         results = {**results, RESULT: [results[label] for label in labels]}
     return traced.arrange(results)
@@ -322,13 +320,13 @@ def _check_kinds(arrays: Mapping[str, Any]) -> None:
             raise InvalidOperandError(f"{name} is a {type(array).__name__}; expected an array")
         if listed and not _is_list(array) and name not in ("scale_a", "scale_b"):
             raise InvalidOperandError(f"{name} is a {type(array).__name__}; expected a list, one for each group")
-        # The integers that NumPy makes unasked are none that kernels know.
+        # NumPy's default integers are int64.
         if divides and isinstance(array, np.ndarray) and array.dtype != np.int32:
             raise InvalidOperandError(f"{name} has elements of {array.dtype}; expected int32")
 
 
 def _list_form(views: dict[str, Views]) -> tuple[str, int, list[Extents], list[Shape]]:
-    """(the form, how many groups, (M, N, K) of each, extents of D's arrays) of lists."""
+    """(form, number of groups, (M, N, K) of each, shapes of D's arrays) of lists."""
     every = []
     for index, (a, b) in enumerate(zip(views["a"], views["b"], strict=True)):
         for name, view in (("a", a), ("b", b)):
@@ -341,7 +339,7 @@ def _list_form(views: dict[str, Views]) -> tuple[str, int, list[Extents], list[S
 
 
 def _array_form(views: dict[str, Views]) -> tuple[str, int, list[Extents], list[Shape]]:
-    """(the form, how many groups, (M, N, K), extents of D) of arrays, each in a list of its own."""
+    """(form, number of groups, (M, N, K), shape of D) of arrays, each in a list of one."""
     a, b = views["a"][0].shape, views["b"][0].shape
     form = {(2, 3): CONTIGUOUS, (3, 3): MASKED, (2, 2): ALONG_K}.get((len(a), len(b)))
     if form is None:
@@ -362,7 +360,7 @@ def _array_form(views: dict[str, Views]) -> tuple[str, int, list[Extents], list[
 
 
 def _divided_by(views: dict[str, Views], groups: int, form: str) -> str:
-    """Which of offsets and counts is given; refuses both, the wrong one, and other shapes and dtypes."""
+    """The name of the given one of offsets and counts; refuses both, the wrong one, and other shapes and dtypes."""
     given = [name for name in ("offsets", "counts") if name in views]
     if form == MASKED and given != ["counts"]:
         raise InvalidOperandError("a 3-D a takes counts, the rows of each group that are there, and no offsets")

@@ -1,4 +1,4 @@
-"""Kernels of grouped GEMM: which serve a problem, at what cost, and their arguments. One launch serves all groups."""
+"""Kernels of grouped GEMM: their conditions, their cost and their arguments. One launch computes all groups."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ... import _core
+from ...arrays.layouts import MatrixSpec, round_up, views
 from ...arrays.numerics import FAST
+from ...arrays.scales import BLOCK
 from ...arrays.symbols import gcd
-from ...epilogue.bound import GroupOperand
+from ...epilogue.fusion import GroupOperand
 from ...errors import CutlassError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
@@ -25,24 +28,25 @@ from ...pipeline import devices
 from ...pipeline.devices import Device
 from ...pipeline.plan import Address, Plan, Steps
 from ...pipeline.planning import PlanOptions, planned
-from ...pipeline.problem import MatrixSpec, round_up, views
 from ...pipeline.search import Candidate, KernelSearch, matrix, refused
-from ..quantize.reference import BLOCK
 from .problem import ALONG_K, CONTIGUOUS, FORMS, LIST, MASKED, OP, GroupedProblem, scale_args
 
-ENTRY = struct.Struct("<6Q4q4i")
-"""atomr_cutlass_group (kernel_abi.h): a, b, c, d, scale_a, scale_b; lda, ldb, ldc, ldd; m, n, k, padding."""
+_FIELDS = _core.layout()["atomr_cutlass_group"]
+_OFFSETS = {name: offset for name, offset, _, _ in _FIELDS}
+_CODES = {("p", 8): "Q", ("i", 8): "q", ("i", 4): "i"}
+ENTRY = struct.Struct("<" + "".join(_CODES[kind, size] for _, _, size, kind in _FIELDS))
+"""atomr_cutlass_group (kernel_abi.h)."""
 
 
 @dataclass(frozen=True)
 class ReadLayout:
-    """How a kernel reads an array of matrices.
+    """The layout in which a kernel reads an array of matrices.
 
     Attributes:
         leading: leading dimension in elements.
-        group: elements from one group's matrix to the next; 0 where all are in one.
-        strided: bytes that every row (or column) and every matrix begins at a multiple of, at most 16.
-        contiguous: bytes that a row's (or column's) length is a multiple of too, at most 16.
+        group: elements from one group's matrix to the next; 0 where one matrix holds all groups.
+        strided: alignment in bytes, at most 16, of the beginnings of rows (or columns) and matrices.
+        contiguous: the same, of the ends of rows (or columns) too.
     """
 
     leading: int
@@ -52,9 +56,9 @@ class ReadLayout:
 
 
 def read_layout(spec: MatrixSpec, layout: str, name: str) -> ReadLayout | None:
-    """How a kernel would read an array with its matrices in this layout; None when it cannot."""
+    """The layout of an array whose matrices are read as row- or column-major; None if they cannot be."""
     along = spec.shape[-1] if layout == "r" else spec.shape[-2]
-    if 0 in spec.shape:  # nothing is read: any leading dimension will do
+    if 0 in spec.shape:  # nothing is read: any leading dimension is valid
         return _read(spec, round_up(max(along, 1), 128 // spec.dtype.bits), 0, along)
     found = [view for view in views(spec, name) if view.layout == layout]
     group = spec.strides[0] if len(spec.shape) == 3 and spec.shape[0] > 1 else 0
@@ -62,7 +66,7 @@ def read_layout(spec: MatrixSpec, layout: str, name: str) -> ReadLayout | None:
 
 
 def source_layout(bias: MatrixSpec) -> ReadLayout | None:
-    """How a kernel would read a bias in the place of C, each row the same one; None where it is not contiguous."""
+    """The layout of a bias that is read as C with a leading dimension of 0; None if it is not contiguous."""
     if bias.shape[-1] > 1 and bias.strides[-1] != 1:
         return None
     group = bias.strides[0] if len(bias.shape) > 1 and bias.shape[0] > 1 else 0
@@ -77,7 +81,7 @@ def _read(spec: MatrixSpec, leading: int, group: int, along: int) -> ReadLayout:
 
 
 class GroupedSearch(KernelSearch[GroupedProblem]):
-    """Kernels for a grouped GEMM, which all take it as it stands."""
+    """Kernels for a grouped GEMM, which has one formulation."""
 
     op = OP
 
@@ -124,7 +128,7 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
         return OK
 
     def extents(self, formulation: GroupedProblem) -> tuple[int, ...]:
-        """As far as the host knows those of the groups; of masked ones half the rows, since full ones need no masks."""
+        """Extents as known to the host: the mean over a list; the masked form counts half the rows of each group."""
         groups = formulation.groups
         if formulation.form == LIST:
             m, n, k = (max(1, round(sum(of) / groups)) for of in zip(*formulation.members, strict=True))
@@ -140,7 +144,7 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
         return m, n, k, groups, k, k
 
     def cells(self, arch: SmArch, group: Sequence[GroupedProblem]) -> Iterable[Iterable[KernelKey]]:
-        """The matrix's cells, with the problem's epilogue in the place of their own where it has a tree."""
+        """The matrix's cells, with the problem's epilogue if it has a tree."""
         keys: Iterable[KernelKey] = matrix(OP, arch)
         if self.problem.fusion is not None:
             keys = filter(supports, dict.fromkeys(_derived(key, self.problem) for key in keys))
@@ -201,20 +205,20 @@ class GroupedSearch(KernelSearch[GroupedProblem]):
 
 
 def _widths(read: Iterable[ReadLayout | None]) -> tuple[int, int] | None:
-    """Bytes that accesses of all arrays may span, along rows of any extent and of their own; None: one is not read."""
+    """The least `strided` and `contiguous` of arrays; None if one cannot be read."""
     strided, contiguous = 16, 16
     try:
         for layout in read:
             if layout is None:
                 return None
             strided, contiguous = min(strided, layout.strided), min(contiguous, layout.contiguous)
-    except CutlassError:  # whoever looks for kernels says so
+    except CutlassError:  # raised again by the search of kernels
         return 0, 0
     return strided, contiguous
 
 
 def epilogue_of(key: KernelKey, problem: GroupedProblem) -> str:
-    """The epilogue that a problem needs of a kernel, on top of the kernel's own scaling."""
+    """The epilogue with which a kernel serves a problem, with the kernel's scaling as its base."""
     base = base_of(key.epilogue)
     if key.generation == "sm80":
         base = SCALED if base == SCALED else LINEAR
@@ -229,18 +233,18 @@ def epilogue_of(key: KernelKey, problem: GroupedProblem) -> str:
 
 
 def _derived(key: KernelKey, problem: GroupedProblem) -> KernelKey:
-    """The kernel that a cell of the matrix becomes for a problem; `supports` says whether it compiles."""
+    """A cell of the matrix with the epilogue of a problem; `supports` says whether it compiles."""
     epilogue, d = epilogue_of(key, problem), problem.d[0].dtype
-    # A cell has room for results that are no wider than its own.
+    # A cell has enough shared memory for results that are no wider than its own.
     if problem.fusion is None or key.generation == "sm80" or d.bits > key.d.bits:
         return dataclasses.replace(key, epilogue=epilogue)
     return with_epilogue(key, epilogue, d)
 
 
 def _reaches(key: KernelKey, problem: GroupedProblem) -> bool:
-    """Whether it can read groups that begin anywhere along the rows of A, or along K."""
+    """Whether a kernel can read the problem's groups, which may begin at any row of A, or anywhere along K."""
     if key.generation == "sm80":
-        # Loads are as wide as the alignment, which the size of a group need not be a multiple of.
+        # Loads are as wide as the alignment, and the size of a group need not be a multiple of that.
         if problem.form == ALONG_K:
             return not ((key.layout_a == ROW and key.align_a > 1) or (key.layout_b == COLUMN and key.align_b > 1))
         return problem.form == LIST or key.layout_a == ROW or key.align_a == 1
@@ -251,13 +255,13 @@ def _reaches(key: KernelKey, problem: GroupedProblem) -> bool:
 
 
 def _bias_as_c(key: KernelKey, problem: GroupedProblem) -> tuple[MatrixSpec, ...]:
-    """The arrays of the bias that a kernel reads in the place of C."""
+    """The arrays of the bias that a kernel reads as C; empty without."""
     inputs = problem.fusion.inputs if problem.fusion is not None and key.generation == "sm80" else ()
     return inputs[0].arrays if inputs else ()
 
 
 def layouts_of(key: KernelKey, problem: GroupedProblem) -> dict[str, list[ReadLayout]] | None:
-    """How the kernel reads every array of A, B, C and D; None when one has a layout that it does not read."""
+    """The layouts in which the kernel reads all arrays of A, B, C and D; None if it cannot read one."""
     found: dict[str, list[ReadLayout]] = {}
     bias = _bias_as_c(key, problem)
     if bias and problem.c:
@@ -268,12 +272,12 @@ def layouts_of(key: KernelKey, problem: GroupedProblem) -> dict[str, list[ReadLa
         ("c", bias or problem.c, ROW, key.align_d, key.d),
         ("d", problem.d, ROW, key.align_d, key.d),
     ):
-        # Where groups begin and end anywhere, the extent that they divide is no multiple of anything.
+        # Along the extent that groups divide, they begin and end anywhere.
         ragged = problem.form == ALONG_K and letter in "ab" and (layout == ROW) == (letter == "a")
         name, needed, found[letter] = "out" if letter == "d" else letter, max(1, align * dtype.bits // 8), []
         for spec in specs:
             read = source_layout(spec) if specs is bias else read_layout(spec, layout, name)
-            # TMA moves 16 bytes at once, beyond the end of a row too, so the memory there would be read, or written.
+            # TMA moves 16 bytes at once, and would read or write beyond the end of a row.
             if read is None or (read.strided if ragged else read.contiguous) % needed:
                 return None
             found[letter].append(read)
@@ -283,9 +287,9 @@ def layouts_of(key: KernelKey, problem: GroupedProblem) -> dict[str, list[ReadLa
 def make(problem: GroupedProblem, **options: Any) -> Plan:
     """The plan for a grouped GEMM. Options: `PlanOptions`.
 
-    Its slots are a, b and, where there are such, c, offsets, scale_a, scale_b, the tree's inputs, then out; of lists
-    every member in the place of its list. Offsets (or counts) are read on the device at each call, and never by the
-    host; they are clamped to the rows there are.
+    Its operands are a, b, then those that exist of c, offsets, scale_a, scale_b, the tree's inputs, then out; a list
+    stands for all its members. Offsets (or counts) are read on the device at each call, and never by the host; they are
+    clamped to the rows of the arrays.
     """
     how = PlanOptions(**options)
     search = GroupedSearch(problem, devices.get(problem.device), how.arch, batch_invariant=how.batch_invariant)
@@ -303,7 +307,7 @@ def _plan(search: GroupedSearch, candidate: Candidate[GroupedProblem], how: Plan
     def slots(name: str, specs: Sequence[MatrixSpec], align: int = 1, role: str = "input") -> list[Address]:
         labels = [f"{name}[{g}]" if listed else name for g in range(len(specs))]
         return [
-            steps.matrix(label, spec, align if 0 not in spec.shape else 0, role)  # of no elements any address will do
+            steps.matrix(label, spec, align if 0 not in spec.shape else 0, role)  # empty arrays have any address
             for label, spec in zip(labels, specs, strict=True)
         ]
 
@@ -326,7 +330,7 @@ def _plan(search: GroupedSearch, candidate: Candidate[GroupedProblem], how: Plan
     if in_place_of_c:
         [(_, places["c"])], operands, args["beta"] = operands, [], 1.0
     out = places["d"] = slots("out", problem.d, key.align_d, "output")
-    # Kernels may need a valid address for an operand without elements.
+    # Operands without elements get the address of the result, since kernels may need a valid one.
     for name, specs in (("a", problem.a), ("b", problem.b)):
         triples = zip(places[name], specs, out, strict=True)
         places[name] = [result if 0 in spec.shape else place for place, spec, result in triples]
@@ -357,16 +361,17 @@ def _table(
     layouts: Mapping[str, list[ReadLayout]],
     operands: Sequence[tuple[GroupOperand, list[Address]]],
 ) -> dict[str, Any]:
-    """Has a table of a list's matrices written to the device at each call; the arguments that say where it is.
+    """Adds a copy of the table of a list's matrices to the device; returns the arguments with its address.
 
-    After an entry for each group are, for each operand of the tree, its addresses in all groups.
+    The table has an entry for each group, then for each operand of the tree its addresses in all groups.
     """
     table, patches = bytearray(), []
     for g, extents in enumerate(problem.members):
-        for index, name in enumerate(("a", "b", "c", "d", "scale_a", "scale_b")):
-            if addresses := places.get(name):
-                patches.append((len(table) + 8 * index, addresses[g if len(addresses) > 1 else 0]))
-        table += ENTRY.pack(0, 0, 0, 0, 0, 0, *(layouts[letter][g].leading for letter in "abcd"), *extents, 0)
+        for name, addresses in places.items():
+            if addresses:
+                patches.append((len(table) + _OFFSETS[name], addresses[g if len(addresses) > 1 else 0]))
+        values = dict(zip("mnk", extents, strict=True)) | {f"ld{x}": layouts[x][g].leading for x in "abcd"}
+        table += ENTRY.pack(*(values.get(name, 0) for name in _OFFSETS))
     args: dict[str, Any] = {"table": steps.temporary(len(table) + 8 * problem.groups * len(operands))}
     kind, index, _ = args["table"]
     for number, (operand, addresses) in enumerate(operands):

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from ...arrays.layouts import MatrixSpec, row_major
 from ...arrays.numerics import FAST
 from ...checks import check_index, check_options, expect, shown
-from ...epilogue.bound import GroupedFusion, GroupOperand
+from ...epilogue.fusion import GroupedFusion, GroupOperand
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.lower import LINEAR, epilogue_id
@@ -25,7 +26,6 @@ from ...pipeline.operation import Arrays, OperandSlot, PlannedOperation
 from ...pipeline.plan import Plan
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.probe import Probe
-from ...pipeline.problem import MatrixSpec, row_major
 from ...pipeline.reduction import is_batch_invariant
 from ...pipeline.request import Option, Request, RequestOptions, math_of, sampled
 from ...pipeline.search import Candidate
@@ -69,22 +69,21 @@ class GroupedGemmRequest(Request):
     A plan of it is called with all of A, all of B, with beta all of C, with scaling all scales of A and all of B, with
     a bias all of these, (n,) of D's dtype where that is F64, F32, F16 or BF16, else F32, with a tree its inputs in its
     order, of a row one for each group, (n,), of a scalar one for all, (1,), and all of D. (The other forms of
-    `grouped_gemm` leave the sizes of groups to the device: there is nothing that a request could say of them
-    beforehand.)
+    `grouped_gemm` read the sizes of groups on the device: no request describes them.)
 
     Attributes:
         shape: extents of the groups.
         dtype: element type of every A and B: F16, BF16, F8E4M3 or F8E5M2.
         layout_a, layout_b: layouts of A and B.
         layout_c: layout of C and D.
-        epilogue: scalars, bias and activation, or a tree of rows and scalars that writes D alone; of every group alike.
+        epilogue: scalars, bias and activation, or a tree of rows and scalars that writes D alone, for all groups.
         scaling: fp8's scales, float32 arrays for each group as `GemmRequest.scaling` has them: `tensor` (1,), `vector`
             (m, 1) and (1, n), or `block` (m, ceil(k / 128)) and (ceil(k / 128), ceil(n / 128)); None for none.
         binding: {binding} The operand is the list B.
 
     Raises:
-        UnsupportedError: grouped GEMM is not to be had for this dtype or arch, or does not evaluate such trees; or
-            kernels cannot read scales of blocks of such extents from dense arrays.
+        UnsupportedError: no kernels for this dtype or arch, or for such trees; or kernels cannot read block scales of
+            such extents from dense arrays.
         InvalidOperandError: a value is not of its kind; a tree decides another out_dtype or takes an operand's name.
     """
 
@@ -150,7 +149,7 @@ class GroupedGemmRequest(Request):
 
     @functools.cached_property
     def _scales(self) -> dict[str, GroupScale]:
-        """The scales of A and of B by the names of their operands; none without scaling."""
+        """The dense scales of A and B by name; empty without scaling."""
         form = self.scaling
         if form is None:
             return {}

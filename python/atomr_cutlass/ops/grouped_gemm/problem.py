@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...epilogue.bound import GroupedFusion
+from ...arrays.layouts import MatrixSpec
+from ...arrays.scales import BLOCK
+from ...epilogue.fusion import GroupedFusion
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import ACCUMULATOR, EpilogueVisitorTree
 from ...generator.rules import TREE_OUTPUTS
-from ...pipeline.problem import MatrixSpec
-from ..quantize.reference import BLOCK
 
 OP = "grouped_gemm"
 CONTIGUOUS, MASKED, ALONG_K, LIST = "contiguous", "masked", "along_k", "list"
@@ -26,11 +26,11 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class GroupScale:
-    """The scales of one operand: one array, or of a list one each.
+    """The scales of one operand: one array, or a list with one for each group.
 
     Attributes:
-        form: `tensor` (one number, or of a list one each), `group` (a number for each group), `vector` (one for each
-            row of A, or column of B) or `block`.
+        form: `tensor` (one number in each array), `group` (a number for each group), `vector` (one for each row of A,
+            or column of B) or `block`.
     """
 
     arrays: tuple[MatrixSpec, ...]
@@ -38,7 +38,7 @@ class GroupScale:
 
 
 def following(tree: EpilogueVisitorTree | None, a: CutlassDtype, d: CutlassDtype) -> EpilogueVisitorTree | None:
-    """A tree after products of one type to D of another; None for one that does nothing to what they are without it."""
+    """The tree after products of A's type with D's type; None for a tree that kernels without trees compute."""
     if tree is None or tree.result.op != ACCUMULATOR or tree.stores or tree.result_dtype is not None:
         return tree
     return tree if d in TREE_OUTPUTS.get(a, ()) else None
@@ -50,9 +50,9 @@ class GroupedProblem:
 
     Attributes:
         form: of FORMS; `grouped_gemm` has a table of them.
-        a, b, d: the arrays: one, or of a list one for each group.
+        a, b, d: the layouts: of one array, or of a list one for each group.
         c: like d, or empty.
-        counted: whether the rows are divided by counts; by ends otherwise. Always for the masked form.
+        counted: whether counts divide the rows, as always in the masked form; else offsets do.
         math: math mode of the kernel key; `fast` allows `default`.
     """
 
@@ -92,7 +92,7 @@ class GroupedProblem:
 
     @property
     def empty(self) -> bool:
-        """Whether there is no element that a kernel could write."""
+        """Whether D has no elements."""
         return self.groups == 0 or all(0 in spec.shape for spec in self.d)
 
 
@@ -100,7 +100,7 @@ _Choices = dict[str, tuple[Shape, ...]]
 
 
 def scale_args(name: str, scale: GroupScale, *, listed: bool) -> dict[str, int]:
-    """A kernel's arguments for `scale_a` or `scale_b`: form and strides, which those of a list have in common."""
+    """A kernel's arguments for `scale_a` or `scale_b`: form and strides, which must be the same throughout a list."""
     letter, arrays = name[-1], [spec for spec in scale.arrays if 0 not in spec.shape] or scale.arrays[:1]
     along, k_along = (-2, -1) if letter == "a" else (-1, -2)
     first, found = arrays[0], {f"scale_form_{letter}": {VECTOR: 1, GROUP: 2}.get(scale.form, 0)}
@@ -126,7 +126,7 @@ def scale_args(name: str, scale: GroupScale, *, listed: bool) -> dict[str, int]:
 def scale_forms(
     form: str, groups: int, extents: Sequence[tuple[int, int, int]], a: Sequence[Shape], b: Sequence[Shape]
 ) -> tuple[str, str]:
-    """The forms of scale arrays of these shapes (`GroupScale`), of A and of B; `tensor` where there is none.
+    """The forms (`GroupScale`) of the scales of A and of B, given their shapes; `tensor` without scales.
 
     `extents` and shapes are those of the arrays, or of each matrix of a list. Refuses other shapes, and block scales of
     one operand only.
@@ -142,7 +142,7 @@ def scale_forms(
     for (name, shapes, valid), kinds in zip(sides, found, strict=True):
         if kinds:
             continue
-        for index, shape in enumerate(shapes):  # of a list, names the first that fits nothing
+        for index, shape in enumerate(shapes):  # errors name the first member of a list that fits nothing
             accepted = [each for of_form in valid[min(index, len(valid) - 1)].values() for each in of_form]
             if math.prod(shape) != 1 and shape not in accepted:
                 where, expected = f"{name}[{index}]" if form == LIST else name, ", ".join(map(str, accepted))
@@ -155,9 +155,9 @@ def scale_forms(
 
 
 def _forms(shapes: Sequence[Shape], choices: Sequence[_Choices]) -> list[str]:
-    """The forms that all arrays may have."""
+    """The forms that fit all arrays."""
     found = [TENSOR] if all(math.prod(shape) == 1 for shape in shapes) else []
-    if len(shapes) != len(choices):  # none, or one array for all matrices of a list
+    if len(shapes) != len(choices):  # no scales, or one array for all matrices of a list
         return found
     pairs = list(zip(shapes, choices, strict=True))
     return found + [form for form in (GROUP, VECTOR, BLOCKS) if all(s in valid.get(form, ()) for s, valid in pairs)]

@@ -1,4 +1,4 @@
-"""The reference of grouped GEMM: one `gemm` for each group; and random groups that are checked with it."""
+"""The reference of grouped GEMM, one `gemm` for each group, and its probe."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...arrays.numerics import AnyArray
+from ...arrays.scales import BLOCK
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT, EpilogueVisitorTree
@@ -14,18 +15,17 @@ from ...pipeline.operation import Array, Arrays, operands_of
 from ...pipeline.probe import Probe
 from ...reference.tree import evaluate
 from ..gemm.reference import absolute_product, gemm
-from ..quantize.reference import BLOCK
 from .problem import ALONG_K, BLOCKS, CONTIGUOUS, GROUP, LIST, MASKED, TENSOR
 
 if TYPE_CHECKING:
-    from .operation import GroupedGemmRequest  # noqa: F401 - named in quotes, as what a probe is of
+    from .operation import GroupedGemmRequest  # noqa: F401 - named in quotes below
 
 
 def group_bounds(name: str, values: AnyArray, extent: int, form: str) -> list[tuple[int, int]]:
-    """Where each group begins and ends; refuses negative sizes and ends beyond `extent`.
+    """The begin and end of each group; refuses negative sizes and ends beyond `extent`.
 
-    Of `offsets` (cumulative ends) or `counts` (sizes) by name, which divide `extent` and need not fill it; of the
-    masked form that is the rows of each group.
+    `name` says whether values are `offsets` (cumulative ends) or `counts` (sizes). They divide `extent`, which in the
+    masked form is the rows of each group, and need not fill it.
     """
     numbers = values.tolist()
     if form == MASKED:
@@ -56,11 +56,11 @@ def grouped_gemm(
     out_dtype: CutlassDtype,
     **terms: Any,
 ) -> Sequence[AnyArray]:
-    """D[g]: the tree of, or just, alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g].
+    """D[g] = alpha * scale_a[g] * scale_b[g] * A[g] B[g] + beta * C[g], or the tree of that.
 
-    There is a group for each of `bounds`, but of lists for each of their members. `arrays` and `operands`, those of the
-    tree, are one for all groups or one for each. Writes and returns `out`; of lists it makes new arrays. The `terms`
-    are alpha, beta and math, as in `gemm`.
+    There is a group for each of `bounds`, or for each member of lists. `arrays`, and the tree's `operands`, are one for
+    all groups or one for each. Writes and returns `out`, or makes new arrays for lists. The `terms` are alpha, beta and
+    math, as in `gemm`.
     """
     rows = [slice(*bound) for bound in bounds]
     places: Sequence[Any] = {
@@ -102,7 +102,7 @@ def grouped_gemm(
 
 
 class GroupedGemmProbe(Probe["GroupedGemmRequest"]):
-    """A part is a group."""
+    """The probe of a grouped GEMM, whose parts are groups."""
 
     @property
     def depth(self) -> int:

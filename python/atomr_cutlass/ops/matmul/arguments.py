@@ -10,13 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ... import _core
-from ...arrays.layouts import relaid
+from ...arrays.layouts import is_dense, relaid
 from ...arrays.numerics import INTEGER_DTYPES
 from ...arrays.operands import BYTE, check_apart, check_writable, refuse_jax_out
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.rules import FP8_TYPES, accumulator
-from ...pipeline.problem import is_dense
 from .operation import AMAX, AUX, BIAS, READ, WRITTEN, Form, Matrices
 
 Views = dict[str, _core.Operand]

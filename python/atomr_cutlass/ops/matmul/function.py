@@ -30,8 +30,8 @@ from ...pipeline.call import Call, Invocation, Result, stored
 from ...pipeline.call_options import CallOptions
 from ...pipeline.operation import settled
 from ...pipeline.plan import Plan
-from ...pipeline.problem import GemmProblem
 from ..gemm.plans import NO_SCALES, Scales, make, problem_of, scales_of
+from ..gemm.problem import GemmProblem
 from ..product import Product
 from .arguments import Views, check_vectors, views_of, written_of
 from .operation import AMAX, AUX, BIAS, HeuristicKey, MatmulEpilogue, MatmulRequest, Matrices, tree_of

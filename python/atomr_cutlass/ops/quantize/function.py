@@ -1,4 +1,4 @@
-"""`quantize` and `dequantize`: arrays in, narrow values and scales out, on the GPU or in NumPy."""
+"""`quantize` and `dequantize`: from arrays to narrow values with scales and back, on the GPU or in NumPy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import numpy as np
 from ... import _core
 from ...arrays import operands
 from ...arrays.fp4 import SCALE_ELEMENTS, element_name
+from ...arrays.layouts import is_dense, row_major
 from ...arrays.numerics import BYTE, AnyArray, numpy_dtype, saturating_cast
 from ...arrays.operands import CPU, check_apart, check_devices, check_writable, refuse_jax_out, result_dtype, views_of
+from ...arrays.scales import VECTOR, swizzled_size
 from ...checks import NUMBERS, shown
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.archs import SmArch
@@ -28,10 +30,8 @@ from ...pipeline import devices, select
 from ...pipeline.call import Call, Invocation, Result, stored
 from ...pipeline.call_options import CallOptions, documented
 from ...pipeline.plan import Plan, Steps
-from ...pipeline.problem import is_dense, row_major
 from ...pipeline.search import Candidate, ExactSearch
 from . import reference as quantization
-from .reference import VECTOR, swizzled_size
 
 D = CutlassDtype
 
@@ -70,7 +70,7 @@ def quantize(
     backend: str = "auto",
     jit: str | None = None,
 ) -> QuantizedArray:
-    """Values in a narrow type, and scales such that the largest magnitude that shares one meets the type's largest.
+    """Quantizes to a narrow type, with scales that map the largest magnitude of each group to the type's largest value.
 
     GPU arrays stay on the GPU; nothing waits for it. There values are divided by their scale in float32, and may so be
     one step off from NumPy's, which are rounded once. A is quantized as it is, (M, K). B, whose scales run along K too,
@@ -96,7 +96,7 @@ def quantize(
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
     second = _second_level(global_scale, scaling)
-    options = CallOptions(batch_invariant=False, backend=backend, jit=jit, alpha=second, stream=stream)
+    options = CallOptions.of(locals(), batch_invariant=False, alpha=second)
     return cast("QuantizedArray", Call(_parse, {"x": x}, out, options, own=(dtype, scaling)))  # `stored` serves it
 
 
@@ -133,16 +133,13 @@ def dequantize(
         UnsupportedError: as `quantize`.
         KernelNotFoundError, CompileError, DeviceUnavailableError: as for `gemm`.
     """
-    options = CallOptions(
-        out_dtype=out_dtype, batch_invariant=False, backend=backend, jit=jit,
-        alpha=_second_level(global_scale, scaling), stream=stream,
-    )  # fmt: skip
+    options = CallOptions.of(locals(), batch_invariant=False, alpha=_second_level(global_scale, scaling))
     return Call(_parse_inverse, {"values": values, "scales": scales}, out, options, own=(scaling,))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Parsed(Invocation):
-    """A call of either function, parsed; the values are `narrow`, the matrix is `wide`."""
+    """A call of either function, parsed; values are of type `narrow`, the matrix is of type `wide`."""
 
     scaling: str
     narrow: CutlassDtype
@@ -150,7 +147,7 @@ class _Parsed(Invocation):
     numpy_on_host = True
 
     def check_kernels(self) -> None:
-        """Refuses the caller's arrays where they have gaps or are not row-major: kernels write no such."""
+        """Refuses results of the caller's that are not row-major without gaps."""
         for name, result in self.results.items():
             shape, view = result.shape, result.view
             if view is not None and 0 not in shape and not is_dense(shape, view.strides):
@@ -260,16 +257,12 @@ class _Dequantize(_Parsed):
         kernel = self.kernel(lambda arch: dequantize_key(arch, self.narrow, wide, kind), values.device)
         steps = Steps(values.device, stream)
         args = {
-            "rows": rows,
-            "columns": columns,
-            "lda": columns,
+            "rows": rows, "columns": columns, "lda": columns, "alpha": "alpha",
             "a": steps.slot("values", values.shape, None, values.dtype),
             "scales": steps.slot("scales", scales.shape, None, scales.dtype),
             "d": steps.slot(RESULT, (rows, columns), None, wide.dlpack, alignment=wide.bits // 8, role="output"),
-            "alpha": "alpha",
-            "block_rows": block_rows or rows,
-            "block_columns": block_columns or columns,
-        }
+            "block_rows": block_rows or rows, "block_columns": block_columns or columns,
+        }  # fmt: skip
         steps.launch(kernel, args)
         return steps.plan(like=like)
 
@@ -314,7 +307,7 @@ def _parse_inverse(call: Call) -> _Dequantize:
 
 
 def _scales(name: str, shape: tuple[int, ...], scaling: str) -> Result:
-    """The array of the scales of a matrix, which is named so, as it would be made; refuses parts of fp4's vectors."""
+    """The shape and type of the scales of a matrix; `name` is its name in errors. Refuses partial vectors of fp4."""
     kind, block = scale_type(scaling), FORMS[scaling][1]
     rows, columns = (-(-extent // size) if size else 1 for extent, size in zip(shape, block, strict=True))
     extents: tuple[int, ...] = (rows, columns) if any(block) else (1,)
@@ -328,7 +321,7 @@ def _scales(name: str, shape: tuple[int, ...], scaling: str) -> Result:
 def _into(
     outs: Mapping[str, Any], results: dict[str, Result], inputs: Mapping[str, _core.Operand]
 ) -> dict[str, Result]:
-    """The results in the caller's arrays, where there are such; refuses arrays that new ones would not be like."""
+    """The results in the caller's arrays, if any; refuses arrays that differ from new ones."""
     views = views_of(outs, outs)
     check_devices({**inputs, **views})
     for name, view in views.items():
@@ -346,7 +339,7 @@ def _into(
 
 
 def _views(function: str, call: Call, scaling: str, **more: Any) -> dict[str, _core.Operand]:
-    """The views of the arrays of either function, with the arguments checked that both have."""
+    """The views of the arrays of either function, after checks of the arguments that both have."""
     call.check(function, scaling=scaling, **more)
     if scaling not in SCALINGS:
         raise InvalidOperandError(f"unknown scaling {scaling!r}; valid: {', '.join(SCALINGS)}")
@@ -371,7 +364,7 @@ def _check_matrix(view: _core.Operand, name: str, dtypes: tuple[CutlassDtype, ..
 
 
 def _second_level(global_scale: float, scaling: str) -> float:
-    """A second-level scale as kernels take it, in float32; refuses what is no positive number there."""
+    """A second-level scale, rounded to float32; refuses a value that is not positive and finite then."""
     if isinstance(global_scale, bool) or not isinstance(global_scale, NUMBERS):
         raise InvalidOperandError(f"global_scale is a {type(global_scale).__name__}; expected a number")
     second = quantization.second_level(global_scale)

@@ -16,7 +16,7 @@ _ONE_KERNEL = "each form and element type has one kernel: there is nothing to ch
 
 
 class QuantizeOperation(Operation):
-    """Elements of few bits and their scales, of an array."""
+    """From an array to narrow elements and their scales."""
 
     name = "quantize"
     unplanned = _ONE_KERNEL
@@ -37,7 +37,7 @@ class QuantizeOperation(Operation):
 
 
 class DequantizeOperation(Operation):
-    """An array, of elements of few bits and their scales."""
+    """From narrow elements and their scales to an array."""
 
     name = "dequantize"
     unplanned = _ONE_KERNEL

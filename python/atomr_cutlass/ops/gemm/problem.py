@@ -1,87 +1,40 @@
-"""The problem that kernels are chosen for: extents, layouts, strides, alignments."""
+"""A GEMM as kernels are chosen for it: its operands, its batches, and the ways to formulate it for a kernel."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .. import _core
-from ..arrays.numerics import dtype_of
-from ..arrays.symbols import gcd
-from ..errors import InvalidOperandError, UnsupportedError
-from ..generator.dtypes import CutlassDtype
-from ..generator.key import COLUMN, ROW, Triple
-from ..generator.rules import accumulator
+from ...arrays.layouts import MatrixSpec, View, broadcast_to, flipped, vector_elements, views
+from ...epilogue.fusion import Fusion, source_number, source_of
+from ...errors import UnsupportedError
+from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.lower import epilogue_id, with_source
+from ...generator.key import ROW, Triple
+from ...generator.rules import accumulator
 
 MAX_OUTER = 4096
 
+_TMA_ALIGNMENT = 16
+
 MOST = 2**62
-"""The largest extent that the model is given, which counts with 64 bits: no memory holds as much."""
-
-
-@dataclass(frozen=True)
-class MatrixSpec:
-    """An array of matrices: shape and strides in elements, and the bytes that its address is a multiple of."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: CutlassDtype
-    alignment: int = 16
-
-    @classmethod
-    def of(cls, view: _core.Operand, name: str) -> MatrixSpec:
-        """The layout of an array; errors give its name."""
-        return cls(view.shape, view.strides, dtype_of(view, name), view.alignment)
-
-    @property
-    def dense(self) -> bool:
-        """Whether it is row-major without gaps."""
-        return is_dense(self.shape, self.strides)
-
-
-def round_up(extent: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is not smaller."""
-    return -(-extent // multiple) * multiple
-
-
-def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a row-major array without gaps."""
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-
-
-def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether an array is row-major without gaps."""
-    return lies_alike(shape, strides, row_major(shape))
-
-
-def lies_alike(shape: Sequence[int], strides: Sequence[int], others: Sequence[int]) -> bool:
-    """Whether the elements of two arrays lie alike; the stride of a dimension of one element says nothing."""
-    triples = zip(shape, strides, others, strict=True)
-    return all(extent == 1 or stride == other for extent, stride, other in triples)
-
-
-@dataclass(frozen=True)
-class View:
-    """One way to read a matrix of a spec: a layout and its leading dimension in elements."""
-
-    layout: str
-    leading: int
+"""The limit of the extents of the model, which counts with 64 bits; no memory is as large."""
 
 
 @dataclass(frozen=True)
 class GemmProblem:
-    """D = alpha A B + beta C over batches, as the caller's arrays lie.
+    """D = alpha A B + beta C over batches, with the layouts of the caller's arrays.
 
     Attributes:
         a, b, c, d: the caller's arrays; batch dimensions of a, b and c broadcast to those of d.
         epilogue: id of the kernel key's epilogue.
         scale_granularity: rows of A, columns of B and elements of K that share a block scale; zeros without any.
         scale_type: of block scales, as in the kernel key.
-        quantized: whether D is scaled, or its largest magnitude found, once it has been added up.
-        operands: what an epilogue tree reads and writes beside C and D, as matrices over D: dimensions along which one
+        quantized: whether scale_d is an array, or amax is wanted.
+        operands: the operands of an epilogue tree beside C and D, as matrices over D: dimensions along which an operand
             does not vary have stride 0.
     """
 
@@ -114,7 +67,7 @@ class GemmProblem:
 
     @property
     def batch(self) -> int:
-        """How many products."""
+        """Number of products."""
         return math.prod(self.d.shape[:-2])
 
     @property
@@ -123,64 +76,12 @@ class GemmProblem:
         return accumulator(self.a.dtype)
 
 
-def broadcast_batches(a: Sequence[int], b: Sequence[int], name: str = "b") -> tuple[int, ...]:
-    """The batch dimensions of the result, as NumPy broadcasts those of `a` and of another array of this name."""
-    if not a and not b:
-        return ()
-    result = []
-    for x, y in itertools.zip_longest(reversed(a), reversed(b), fillvalue=1):
-        if x != y and 1 not in (x, y):
-            raise InvalidOperandError(f"batch dimensions {tuple(a)} of a and {tuple(b)} of {name} do not broadcast")
-        result.append(y if x == 1 else x)
-    return tuple(reversed(result))
-
-
-def broadcasts_to(batches: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether NumPy broadcasts batch dimensions to those of a result."""
-    missing = len(wanted) - len(batches)
-    return missing >= 0 and all(x in (1, y) for x, y in zip(batches, wanted[missing:], strict=True))
-
-
-def broadcast_to(spec: MatrixSpec, batches: tuple[int, ...], name: str) -> MatrixSpec:
-    """The spec with these batch dimensions; broadcast ones get stride 0."""
-    own = spec.shape[:-2]
-    if not broadcasts_to(own, batches):
-        raise InvalidOperandError(f"batch dimensions {own} of {name} do not broadcast to {batches}")
-    pairs = zip(own, spec.strides[:-2], strict=True)
-    strides = (0,) * (len(batches) - len(own)) + tuple(0 if extent == 1 else stride for extent, stride in pairs)
-    return MatrixSpec(batches + spec.shape[-2:], strides + spec.strides[-2:], spec.dtype, spec.alignment)
-
-
 def over_batches(problem: GemmProblem) -> list[MatrixSpec]:
     """A, B, C (D where there is none), D and the operands of a tree, each with the batch dimensions of D."""
     batches = problem.d.shape[:-2]
     named = [(problem.a, "a"), (problem.b, "b"), (problem.c or problem.d, "c"), (problem.d, "out")]
     named += [(spec, "an operand of the epilogue") for spec in problem.operands]
     return [spec if len(spec.shape) == 2 and not batches else broadcast_to(spec, batches, name) for spec, name in named]
-
-
-def views(spec: MatrixSpec, name: str) -> list[View]:
-    """The ways to read the matrices of a spec: usually one, more where an extent of 1 leaves a stride open."""
-    (rows, columns), (row_stride, column_stride) = spec.shape[-2:], spec.strides[-2:]
-    for extent, stride in zip(spec.shape, spec.strides, strict=True):
-        if stride < 0 and extent > 1:
-            raise InvalidOperandError(f"{name} has a negative stride ({spec.strides}): copy it")
-    wide = 16 * 8 // spec.dtype.bits
-    found = []
-    if columns <= 1 or column_stride == 1:
-        leading = row_stride if rows > 1 else round_up(max(columns, 1), wide)
-        if leading >= columns:
-            found.append(View(ROW, leading))
-    if rows <= 1 or row_stride == 1:
-        leading = column_stride if columns > 1 else round_up(max(rows, 1), wide)
-        if leading >= rows:
-            found.append(View(COLUMN, leading))
-    if not found:
-        raise UnsupportedError(
-            f"{name} of shape {spec.shape} has strides {spec.strides}: its rows or its columns must be contiguous and "
-            "must not overlap; make it contiguous"
-        )
-    return found
 
 
 @dataclass(frozen=True)
@@ -196,7 +97,7 @@ class Batches:
 
 
 def collapse_batches(problem: GemmProblem) -> Batches:
-    """Merges batch dimensions as far as one stride per operand reaches; what is left becomes outer launches."""
+    """Merges batch dimensions as far as one stride per operand allows; the others become outer launches."""
     batches, specs = problem.d.shape[:-2], over_batches(problem)
     if not batches:
         zeros = (0,) * len(specs)
@@ -226,10 +127,10 @@ def collapse_batches(problem: GemmProblem) -> Batches:
 
 @dataclass(frozen=True)
 class TransposedCopy:
-    """An operand, `a` or `b` of the caller's, that is copied before a product, its rows as columns.
+    """A transposed copy of the caller's `a` or `b`, made before the product.
 
-    Kernels read it so alone, or faster. From one row, or column, to the next are `leading` elements of the operand; all
-    of its batches are `size` bytes.
+    Kernels read the other layout only, or faster. `leading` is the operand's leading dimension, `size` the bytes of
+    all its batches.
     """
 
     operand: str
@@ -239,17 +140,17 @@ class TransposedCopy:
 
 
 class GemmFormulation(NamedTuple):
-    """How a GEMM is put to a kernel: each of A, B and D row- or column-major.
+    """A GEMM as a kernel computes it: each of A, B and D row- or column-major.
 
     Attributes:
         swapped: whether the kernel computes D^T = B^T A^T, so that its A is the caller's B, transposed.
         layout_a, layout_b, layout_d: as in a kernel's key.
-        lda, ldb, ldc, ldd, batch_strides: in elements; the latter of A, B, C and D.
+        lda, ldb, ldc, ldd, batch_strides: in elements; the last of A, B, C and D.
         align_a, align_b, align_d: elements.
-        problem: the GEMM, its epilogue as the kernel's key has it.
-        divided: whether the kernel divides K, and another adds up what it leaves in the accumulator's type.
-        copied: the operand that the kernel reads a copy of; its layout, leading dimension and alignment are here those
-            of the copy.
+        problem: the GEMM, with the epilogue of the kernel's key.
+        divided: whether the kernel divides K into slices in the accumulator's type, which another kernel adds up.
+        copied: the operand of which the kernel reads a copy; the formulation has the layout, leading dimension and
+            alignment of the copy.
     """
 
     swapped: bool
@@ -280,13 +181,13 @@ class GemmFormulation(NamedTuple):
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """The extents that the model estimates a product by; see `estimate.Extents`."""
+        """The extents from which the model estimates its time; see `estimate.Extents`."""
         copied = 0 if self.copied is None else min(self.copied.size, MOST)
         return self.m, self.n, self.k, self.batch, self.lda, self.ldb, int(self.divided), copied
 
 
 def formulations(problem: GemmProblem) -> list[GemmFormulation]:
-    """Every way in which a kernel could serve the problem, those with a row-major D first."""
+    """All formulations of the problem without slices and copies, those with a row-major D first."""
     found, batches = [], collapse_batches(problem)
     views_c = views(problem.c, "c") if problem.c is not None else None
     for view_d, view_a, view_b in itertools.product(
@@ -319,7 +220,7 @@ def _swapped(of: GemmFormulation) -> GemmFormulation:
 
 
 def _alignment(spec: MatrixSpec, view: View, batches: Batches, index: int) -> int:
-    """Elements that every vector access of the matrix may span: what address, strides and extent allow."""
+    """Elements that every vector access of the matrix may span, given its address, strides and extent."""
     contiguous = spec.shape[-1] if view.layout == ROW else spec.shape[-2]
     elements = [view.leading, contiguous]
     if batches.count > 1:
@@ -328,12 +229,31 @@ def _alignment(spec: MatrixSpec, view: View, batches: Batches, index: int) -> in
     return vector_elements(spec, elements)
 
 
-def vector_elements(spec: MatrixSpec, elements: Sequence[int]) -> int:
-    """Elements that an access may span by an address and by these distances in elements."""
-    value: int = gcd(spec.alignment * 8, 128, *(e * spec.dtype.bits for e in elements))
-    return max(1, (value & -value) // spec.dtype.bits)
+def fused_problems(problem: GemmProblem, fusion: Fusion, base: str) -> list[GemmProblem]:
+    """The problem with a tree as its epilogue, in the forms that kernels compute, preferred ones first.
+
+    The base of the epilogue is `lc`, or `scaled` where scales are arrays.
+    """
+    program, number = fusion.tree.program, None
+    if problem.c is None:
+        number = source_of(fusion, lambda array: array.dtype is problem.d.dtype and _like_d(array.spec, problem.d))
+    programs = [program] if number is None else [with_source(program, number), program]
+    return [fused_problem(problem, fusion, epilogue_id(base, program)) for program in programs]
 
 
-def flipped(layout: str) -> str:
-    """The layout of the transposed matrix."""
-    return COLUMN if layout == ROW else ROW
+def fused_problem(problem: GemmProblem, fusion: Fusion | None, epilogue: str) -> GemmProblem:
+    """The problem with its tree, if any, for the epilogue of a kernel's key."""
+    if fusion is None:
+        return problem
+    specs = tuple(operand.spec for operand in fusion.arrays)
+    number = source_number(epilogue)
+    c = problem.c if number is None else fusion.inputs[number].spec
+    return dataclasses.replace(problem, epilogue=epilogue, operands=specs, c=c)
+
+
+def _like_d(spec: MatrixSpec, d: MatrixSpec) -> bool:
+    """Whether a matrix can be loaded as the C operand: it has the layout of D, with the alignment of TMA."""
+    contiguous = (spec.strides[-1] == 1, spec.strides[-2] == 1)
+    leading = max(spec.strides[-2:])
+    aligned = spec.alignment % _TMA_ALIGNMENT == 0 and leading * spec.dtype.bits % (8 * _TMA_ALIGNMENT) == 0
+    return contiguous == (d.strides[-1] == 1, d.strides[-2] == 1) and True in contiguous and aligned

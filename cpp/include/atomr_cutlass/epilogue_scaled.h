@@ -31,6 +31,9 @@ struct ScaledVisitor : PlainVisitor<ScaledParams> {
   CUTLASS_DEVICE bool is_producer_load_needed() const { return params->needs_c(); }
   CUTLASS_DEVICE bool is_C_load_needed() const { return params->needs_c(); }
 
+  // Scales of a tile that each thread reads, of one warp group at least.
+  static constexpr int kRowsEach = (kTileM + 127) / 128, kColumnsEach = (kTileN + 127) / 128;
+
   template <class Coordinates, class Source>
   struct Callbacks : cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks {
     Params const& params;
@@ -59,8 +62,20 @@ struct ScaledVisitor : PlainVisitor<ScaledParams> {
         scale = scales.row(0, 1) * scales.column(0, 1);
         return;
       }
-      for (int i = thread; i < kTileM; i += threads) shared.rows[i] = scales.row(tile_m + i, count_m);
-      for (int i = thread; i < kTileN; i += threads) shared.columns[i] = scales.column(tile_n + i, count_n);
+      // All of a thread's are asked for before the first is there: each takes as long as a few steps of K.
+      float rows[kRowsEach], columns[kColumnsEach];
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kRowsEach; ++i) rows[i] = scales.row(tile_m + thread + i * threads, count_m);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kColumnsEach; ++i) columns[i] = scales.column(tile_n + thread + i * threads, count_n);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kRowsEach; ++i) {
+        if (thread + i * threads < kTileM) shared.rows[thread + i * threads] = rows[i];
+      }
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kColumnsEach; ++i) {
+        if (thread + i * threads < kTileN) shared.columns[thread + i * threads] = columns[i];
+      }
     }
 
     CUTLASS_DEVICE bool begin_sync_needed() const { return !params.uniform(); }

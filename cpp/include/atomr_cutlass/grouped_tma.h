@@ -24,7 +24,7 @@ namespace atomr_cutlass {
 // What is done to the tensor map of one matrix, of lines of contiguous elements.
 template <class Boxes>
 struct GroupMap {
-  // One to begin with, whose matrix is never looked at.
+  // A valid map to begin with, whose memory is never read.
   static cute::TmaDescriptor first(void const* address, int shares = 1) {
     constexpr int kLength = Boxes::kWidth * Boxes::kBoxes;
     return Boxes::map(address, kLength, Boxes::kLineCount, 1, kLength, int64_t(kLength) * Boxes::kLineCount, shares);

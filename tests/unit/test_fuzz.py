@@ -37,8 +37,9 @@ PLACES = [(call, name) for call in CALLS for name in call.parameters]
 
 MADE = {"Explanation", "KernelInfo", "OpPlan", "Plan", "TuneRecord", "heuristics"}
 """What functions return, and nobody makes."""
-ELSEWHERE = {"exit_for_restart", "record", "tune"}
-"""What ends the process, or writes files: test_frozen.py and test_tune.py have what `record` and `tune` refuse."""
+ELSEWHERE = {"exit_for_restart", "quantization", "record", "tune"}
+"""What ends the process or writes files, and a module: test_frozen.py and test_tune.py have what `record` and `tune`
+refuse, test_quantization.py what functions of `quantization` do."""
 REFUSED = {"BoundPlan", "CutlassMsg.Refit", "RefitMsg", "load_pack", "load_tuning", "supervise"}
 """What takes a GPU, a pack or another process to be valid; so do messages with operands."""
 

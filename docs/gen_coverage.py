@@ -17,7 +17,7 @@ from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import OPS, PRESETS, cells, preset_of
 from atomr_cutlass.pipeline import verification
-from atomr_cutlass.pipeline.operation import CALL_OPTIONS, Operation, operations
+from atomr_cutlass.pipeline.operation import CALL_OPTIONS, IN_BACKGROUND, Operation, operations
 from atomr_cutlass.pipeline.verification import AUDITED, MEANINGS, RUNS, RUNS_AS_PTX
 
 PAGE = Path(__file__).with_name("coverage.md")
@@ -245,7 +245,9 @@ def _options() -> str:
             cells.append(operation.refuses.get(option, f"as `{spelled}`" if spelled else "yes"))
         rows.append([f"`{option}`", *cells])
         if option == "jit":  # what every function that compiles can do meanwhile
-            rows.append(['`jit="background"`', *cells])
+            instead = (operation.spelled.get(IN_BACKGROUND) for operation in known.values())
+            in_background = (f"as `{other}`" if other else cell for other, cell in zip(instead, cells, strict=True))
+            rows.append([f"`{IN_BACKGROUND}`", *in_background])
     return _table(["option", *known], rows)
 
 

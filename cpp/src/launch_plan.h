@@ -67,8 +67,8 @@ struct Step {
   enum class When : uint8_t { kAlways, kProduct, kNoProduct };
   enum class Kind : uint8_t {
     kLaunch,  // a kernel
-    kClear,   // `bytes` times `value` at `target`
-    kCopy,    // `data`, patched, to `target`
+    kClear,  // `bytes` times `value` at `target`
+    kCopy,  // `data`, patched, to `target`
   };
   Kind kind;
   // kLaunch
@@ -88,10 +88,10 @@ struct Step {
 
 struct LaunchPlanOptions {
   int device = 0;
-  bool integral = false;           // alpha and beta must be whole numbers
+  bool integral = false;  // alpha and beta must be whole numbers
   double alpha = 1.0, beta = 0.0;  // of calls without them
-  size_t main = 0;                 // the step whose kernel names the plan
-  size_t zeros = 0;                // size of the memory of zeros
+  size_t main = 0;  // the step whose kernel names the plan
+  size_t zeros = 0;  // size of the memory of zeros
 };
 
 // Address and flags of an operand whose layout is already verified.

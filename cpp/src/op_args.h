@@ -34,7 +34,7 @@ struct ArgsLayout {
   std::vector<Pointer> pointers;
   std::vector<size_t> scalars;
   size_t max_active_clusters;  // an int32_t that the runtime fills in
-  size_t workspace;            // a pointer that the runtime fills in
+  size_t workspace;  // a pointer that the runtime fills in
 
   ArgsField const* field(std::string const& name) const;
 };

@@ -29,7 +29,14 @@ from atomr_cutlass import (
     UnsupportedError,
     ops,
 )
-from atomr_cutlass.pipeline.operation import CALL_OPTIONS, FOLDERS, operation_of, operations, planned_operations
+from atomr_cutlass.pipeline.operation import (
+    CALL_OPTIONS,
+    FOLDERS,
+    IN_BACKGROUND,
+    operation_of,
+    operations,
+    planned_operations,
+)
 
 SHAPE = ConvShape.nhwc(2, 8, 8, 16, 32, 3, 3, padding=1)
 REQUESTS: dict[str, Any] = {
@@ -95,7 +102,7 @@ def test_a_function_takes_an_option_or_the_operation_says_why_not(name: str) -> 
     takes = inspect.signature(getattr(ac, operation.function or name)).parameters
     for option in CALL_OPTIONS:
         assert (operation.spelled.get(option, option) in takes) is not (option in operation.refuses), option
-    assert set(operation.refuses) | set(operation.spelled) <= set(CALL_OPTIONS)
+    assert set(operation.refuses) | set(operation.spelled) <= {*CALL_OPTIONS, IN_BACKGROUND}
     assert all(operation.refuses.values())
 
 

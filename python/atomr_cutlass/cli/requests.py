@@ -281,7 +281,7 @@ def _parsed_request(values: Any) -> Request:
     """The request that an object of a file describes."""
     if not isinstance(values, dict):
         raise InvalidOperandError("expected a JSON object")
-    op, valid = values.pop("op", "gemm"), request_options()
+    op, valid = values.pop("op", next(iter(planned_operations()))), request_options()
     for name, value in values.items():
         if name not in valid:
             raise InvalidOperandError(f"no option is called {name!r}; valid: op, {', '.join(valid)}")

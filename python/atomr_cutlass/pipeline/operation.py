@@ -46,6 +46,8 @@ CALL_OPTIONS = (
 
 NO_CHECK = MappingProxyType({"check": "extents are those of the arrays' shapes, which every call checks"})
 """Of operations that read no extents on the device."""
+IN_BACKGROUND = 'jit="background"'
+"""The value of an option that not every operation that takes it has a use for."""
 
 T = TypeVar("T")
 RequestT = TypeVar("RequestT", bound="Request")
@@ -125,7 +127,7 @@ class Operation:
         request_type: the class that describes one call, if there is one.
         message: the name of an actor's message with such a request, as in `CutlassMsg.Gemm`.
         refuses: of CALL_OPTIONS, those that its function does not take, each with the reason.
-        spelled: of CALL_OPTIONS, those that its function takes under another name.
+        spelled: of CALL_OPTIONS and IN_BACKGROUND, those that its function takes under another name or as another.
         unplanned: why no plans are made from requests; empty where they are.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from ...pipeline.operation import NO_CHECK, Operation
+from ...pipeline.operation import IN_BACKGROUND, NO_CHECK, Operation
 
 _BOTH = NO_CHECK | {
     "precision": "the kernels compute in float32, whatever the element types",
@@ -33,7 +33,7 @@ class QuantizeOperation(Operation):
             "amax": "it is the scale times the largest value of `dtype`",
         }
     )
-    spelled = MappingProxyType({"out_dtype": "dtype"})
+    spelled = MappingProxyType({"out_dtype": "dtype", IN_BACKGROUND: 'jit="on"'})
 
 
 class DequantizeOperation(Operation):
@@ -47,7 +47,9 @@ class DequantizeOperation(Operation):
         | dict.fromkeys(("activation", "epilogue"), "the kernels multiply by scales alone: apply it to the result")
         | {"scale_b": "there is one operand", "amax": "the kernels write the result alone"}
     )
-    spelled = MappingProxyType({"alpha": "global_scale", "scale_a": "scales", "scale_d": "global_scale"})
+    spelled = MappingProxyType(
+        {"alpha": "global_scale", "scale_a": "scales", "scale_d": "global_scale", IN_BACKGROUND: 'jit="on"'}
+    )
 
 
 OPERATIONS = (QuantizeOperation(), DequantizeOperation())

@@ -29,6 +29,7 @@ from atomr_cutlass import (
     UnsupportedError,
     ops,
 )
+from atomr_cutlass.jit.kernels import POLICIES
 from atomr_cutlass.pipeline.operation import (
     CALL_OPTIONS,
     FOLDERS,
@@ -103,6 +104,7 @@ def test_a_function_takes_an_option_or_the_operation_says_why_not(name: str) -> 
     for option in CALL_OPTIONS:
         assert (operation.spelled.get(option, option) in takes) is not (option in operation.refuses), option
     assert set(operation.refuses) | set(operation.spelled) <= {*CALL_OPTIONS, IN_BACKGROUND}
+    assert operation.spelled.get(IN_BACKGROUND, IN_BACKGROUND) in {f'jit="{policy}"' for policy in POLICIES}
     assert all(operation.refuses.values())
 
 

@@ -33,7 +33,7 @@ class QuantizeOperation(Operation):
             "amax": "it is the scale times the largest value of `dtype`",
         }
     )
-    spelled = MappingProxyType({"out_dtype": "dtype", IN_BACKGROUND: 'jit="on"'})
+    spelled = MappingProxyType({"out_dtype": "dtype", IN_BACKGROUND: 'jit="auto"'})
 
 
 class DequantizeOperation(Operation):
@@ -48,7 +48,7 @@ class DequantizeOperation(Operation):
         | {"scale_b": "there is one operand", "amax": "the kernels write the result alone"}
     )
     spelled = MappingProxyType(
-        {"alpha": "global_scale", "scale_a": "scales", "scale_d": "global_scale", IN_BACKGROUND: 'jit="on"'}
+        {"alpha": "global_scale", "scale_a": "scales", "scale_d": "global_scale", IN_BACKGROUND: 'jit="auto"'}
     )
 
 

@@ -233,7 +233,6 @@ class Model:
         constants = estimate.model.constants
         self.names = CONSTANTS
         self.widths = () if pattern else tuple(constants["TILE_N_EFFICIENCY"])
-        self._others = dict(constants)
         if pattern:
             named = fnmatch.filter(constants, pattern)
             self.names = tuple(name for name in named if isinstance(constants[name], float) and constants[name] != 0)
@@ -247,7 +246,7 @@ class Model:
 
     def put(self, values: Sequence[float]) -> None:
         """Makes them those of the model."""
-        estimate.model = _core.TimeModel(self._others | self._by_name(values))
+        estimate.model = _core.TimeModel(self._by_name(values))
 
     def _by_name(self, values: Sequence[float]) -> dict[str, Any]:
         named: dict[str, Any] = dict(zip(self.names, values, strict=False))

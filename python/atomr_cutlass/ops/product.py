@@ -69,15 +69,13 @@ class Product(Invocation):
         acc: CutlassDtype,
         scaled: bool = False,
     ) -> ProductT:
-        """The product with the epilogue of its call, if one is bound; see `epilogue.bind.bind`.
+        """The product with the epilogue that its call `binds`; see `epilogue.bind.bind`.
 
         `scaled` allows a number as scale_d beside a bias or an activation.
         """
-        call = self.call
-        if not call.binds:
-            return self
         from ..epilogue import bind  # most calls have no epilogue
 
+        call = self.call
         if call.epilogue is not None or not scaled:
             bind.refuse_scale_d(call.arrays["scale_d"])
         epilogue = bind.bind(call, result, views, taken=taken, out_dtype=self.result, acc=acc)

@@ -297,6 +297,8 @@ def _parse(call: Call) -> _Convolution:
         if name in views and views[name].shape != expected:
             raise InvalidOperandError(f"{name} has shape {views[name].shape}; expected {expected} (NHWC order)")
     parsed = _Convolution.of(call, views, shape, dtype, axes=axes_of(own.layout), own=own, geometry=geometry)
+    if not call.binds:
+        return parsed
     result = ImageResult(shape, own.layout)
     return parsed.bind(result, views, taken=("a", "b"), acc=accumulator(dtype), scaled=True)
 

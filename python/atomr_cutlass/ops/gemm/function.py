@@ -15,7 +15,6 @@ from ...arrays.layouts import broadcast_batches, broadcasts_to
 from ...arrays.numerics import AnyArray
 from ...arrays.operands import CUDA, check_devices, views_of
 from ...checks import NUMBERS
-from ...epilogue.results import MatrixResult
 from ...errors import InvalidOperandError, UnsupportedError, require
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.tree import RESULT
@@ -185,6 +184,10 @@ def _parse(call: Call) -> _Gemm:
     check_single(views)
     own = {name: view for name, view in views.items() if name not in (RESULT, "bias")}
     parsed = _Gemm.of(call, views, shape, dtypes[0], dtypes=dtypes, own=own)
+    if not call.binds:
+        return parsed
+    from ...epilogue.results import MatrixResult  # not at the package's import: most calls have no epilogue
+
     return parsed.bind(MatrixResult(shape), views, taken=_PRODUCT, acc=accumulator(dtypes[0]))
 
 

@@ -137,6 +137,8 @@ def _parse(call: Call) -> _Gemv:
     if dtype is not other:
         raise InvalidOperandError(f"a is {dtype.value} and x is {other.value}: both must have one dtype")
     parsed = _Gemv.of(call, views, shape, dtype)
+    if not call.binds:
+        return parsed
     return parsed.bind(VectorResult(shape), views, taken=(*_PRODUCT, *SCALES), acc=accumulator(dtype))
 
 

@@ -223,8 +223,11 @@ Launch Model::product(Kernel const& kernel, Extents const& extents, Gpu const& g
   Launch made{0.0, slices};
   if (kernel.generation == Generation::kSm80) {
     if (gpu.capability == kHopper && kernel.op == Op::kGemm && kernel.multiplies_alone()) {
-      double const rate = kernel.f64 || kernel.align_a > 1 ? 1.0 : c_.FMA_NARROW_DRAM;
-      made.seconds = beside(alone(kernel, extents, gpu, slices), floor(kernel, extents, rate * dram(gpu)));
+      bool const single = kernel.align_a == 1;
+      double const busy =
+          single ? alone(kernel, extents, gpu, slices) : vectors(kernel, extents, gpu, shared_bytes, slices);
+      double const rate = !single ? c_.VECTOR_DRAM : kernel.f64 ? 1.0 : c_.FMA_NARROW_DRAM;
+      made.seconds = beside(busy, floor(kernel, extents, rate * dram(gpu)));
     } else {
       made.seconds = multistage(kernel, extents, gpu, shared_bytes, slices);
       if (gpu.capability == kHopper) made.seconds *= c_.MMA_SYNC_ON_HOPPER;
@@ -268,14 +271,16 @@ std::vector<int64_t> Model::divisions(Kernel const& kernel, Extents const& e, Gp
 Launch Model::divided(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                       int64_t slices) const {
   Launch made = product(kernel, slice(kernel, extents, slices), gpu, shared_bytes, 1);
-  made.seconds += sums(extents, slices);
+  made.seconds += sums(extents, slices, kernel.bits_d);
   made.split_k = slices;
   return made;
 }
 
-double Model::sums(Extents const& extents, int64_t slices) const {
+// `bits` of each sum; D has half as many.
+double Model::sums(Extents const& extents, int64_t slices, int64_t bits) const {
+  double const bytes = double(bits) / 8 * (double(slices) + 0.5);
   return c_.DIVIDED_SECONDS + c_.DIVIDED_ROUND_SECONDS * std::ceil(double(slices) / c_.DIVIDED_AT_ONCE) +
-         double(extents.m) * double(extents.n) * double(4 * slices + 2) / c_.DIVIDED_BYTES_PER_SECOND;
+         double(extents.m) * double(extents.n) * bytes / c_.DIVIDED_BYTES_PER_SECOND;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -402,7 +407,8 @@ double Model::bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu
   if (extents.divided) {
     double least = std::numeric_limits<double>::infinity();
     for (int64_t const count : divisions(kernel, extents, gpu)) {
-      least = std::min(least, bound(kernel, slice(kernel, extents, count), gpu) + sums(extents, count) * kRounded);
+      double const added = sums(extents, count, kernel.bits_d) * kRounded;
+      least = std::min(least, bound(kernel, slice(kernel, extents, count), gpu) + added);
     }
     return least;
   }
@@ -621,7 +627,35 @@ double Model::split(Kernel const& kernel, Extents const& e, Gpu const& gpu) cons
   return c_.SPLIT_LAUNCH_SECONDS + mainloop + stored + added;
 }
 
-// IEEE f32 and f64 on sm_90: the thread blocks of a multiprocessor share its units, whatever their number.
+// IEEE f32 and f64 on sm_90 with loads of vectors (mainloop_simt.h, mainloop_dmma.h): up to `most` thread blocks of a
+// multiprocessor run at the same time (GemmSm80::kSharing), and keep it busy if they are all there.
+double Model::vectors(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64_t shared_bytes,
+                      int64_t slices) const {
+  auto const [tile_m, tile_n, tile_k] = kernel.tile;
+  int64_t const threads = kernel.warps * 32, sums = tile_m * tile_n / threads * (kernel.f64 ? 2 : 1);
+  int64_t const fitting = (gpu.shared_memory + 1024) / (shared_bytes + 1024);
+  int64_t const most = std::max<int64_t>(1, std::min((sums <= 64 ? 384 : 256) / threads, fitting));
+  int64_t const tiles = saturated(saturated(ceil_div(e.m, tile_m), ceil_div(e.n, tile_n)), saturated(e.batch, slices));
+  int64_t const each = ceil_div(tiles, gpu.multiprocessors), last = each % most;
+  double const k = double(saturated(ceil_div(ceil_div(e.k, tile_k), slices), tile_k)), area = double(tile_m * tile_n);
+  double const per_clock = kernel.f64 ? c_.DMMA_VECTOR_PER_CLOCK : c_.FMA_VECTOR_PER_CLOCK;
+  double const bytes_per_clock = kernel.f64 ? c_.DMMA_VECTOR_BYTES_PER_CLOCK : c_.FMA_VECTOR_BYTES_PER_CLOCK;
+  double const alone = most < 3 && kernel.f64 ? c_.DMMA_VECTOR_ALONE_OF_TWO
+                       : kernel.f64           ? c_.DMMA_VECTOR_ALONE
+                                              : c_.FMA_VECTOR_ALONE;
+  double const idle = last == 1 ? 1 / alone - 1 : 0.0;
+  double const busy = (double(each) + idle) * area * k / (per_clock * c_.CLOCK_HZ);
+  double const loaded =
+      double(each) * double((tile_m + tile_n) * kernel.bits_a / 8) * k / bytes_per_clock / c_.CLOCK_HZ;
+  double seconds = std::pow(std::pow(busy, 4) + std::pow(loaded, 4), 0.25);
+  seconds += double(ceil_div(each, most)) * c_.VECTOR_TILE_SECONDS + double(each) * area * c_.VECTOR_ELEMENT_SECONDS;
+  if (slices == 1) return seconds;
+  double const turn = c_.VECTOR_TURN_SECONDS + area * c_.VECTOR_TURN_ELEMENT_SECONDS;
+  return seconds + c_.VECTOR_TURNS_SECONDS + double(slices - 1) * turn;
+}
+
+// IEEE f32 and f64 on sm_90 with loads of single elements: the thread blocks of a multiprocessor share its units,
+// whatever their number.
 double Model::alone(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64_t slices) const {
   auto const [tile_m, tile_n, tile_k] = kernel.tile;
   double const k = double(saturated(ceil_div(ceil_div(e.k, tile_k), slices), tile_k));
@@ -632,15 +666,6 @@ double Model::alone(Kernel const& kernel, Extents const& e, Gpu const& gpu, int6
     double const turn = c_.DMMA_TURN_SECONDS + double(tile_m * tile_n) * c_.DMMA_TURN_ELEMENT_SECONDS;
     return each * (products / (c_.DMMA_PER_CLOCK * busy * c_.CLOCK_HZ) + c_.DMMA_TILE_SECONDS) +
            double(slices - 1) * turn;
-  }
-  if (kernel.align_a > 1) {  // mainloop_simt.h
-    double const clocks = products / c_.FMA_VECTOR_PER_CLOCK + double(tile_m + tile_n) * k * c_.FMA_VECTOR_LOAD_CLOCKS;
-    // If the compiler uses more than 168 registers, two thread blocks of four warps share a multiprocessor.
-    bool const large = kernel.b_along_k ? tile_m == 32 && tile_n == 256 : tile_m == 64;
-    double const resident = double(std::max<int64_t>((large ? 8 : 12) / int64_t(kernel.warps), 1));
-    double const last = std::fmod(each, resident), idle = last > 0 ? (resident - last) * c_.FMA_VECTOR_IDLE : 0.0;
-    double const seconds = (each + idle) * clocks / c_.CLOCK_HZ + each * c_.FMA_VECTOR_TILE_SECONDS;
-    return seconds + double(slices - 1) * c_.FMA_TURN_SECONDS;
   }
   auto const loaded = [&](int64_t elements, bool along_k) {
     return double(elements) * k * (along_k ? c_.FMA_ALONG_K_CLOCKS : c_.FMA_LOAD_CLOCKS);

@@ -134,12 +134,14 @@ class Model {
                  int64_t slices) const;
   Launch divided(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                  int64_t slices) const;
-  double sums(Extents const& extents, int64_t slices) const;
+  double sums(Extents const& extents, int64_t slices, int64_t bits) const;
   std::vector<int64_t> divisions(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
   Launch warp_specialized(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
   struct Rows;
   Launch scheduled(Kernel const& kernel, Extents const& extents, Gpu const& gpu, Rows const& rows, int64_t width) const;
   double stream_k(TileList const& tiles, int64_t steps, double tile, double whole) const;
+  double vectors(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
+                 int64_t slices) const;
   double alone(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t slices) const;
   double multistage(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                     int64_t slices) const;

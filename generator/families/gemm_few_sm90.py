@@ -95,7 +95,7 @@ def cells(arch: SmArch) -> Iterator[Cell]:
     for a in HALF_TYPES:
         for ranks in RANKS:
             # Two thread blocks gain 0.01% over one and four.
-            yield DEFAULT if a is D.BF16 else ON_DEMAND if ranks == 2 else FULL, cell(a, ROW + COLUMN, ranks)
+            yield ON_DEMAND if ranks == 2 else DEFAULT if a is D.BF16 else FULL, cell(a, ROW + COLUMN, ranks)
         # On random shapes single thread blocks gain nothing over these, those of eight 0.3% over the others.
         for ranks in RANKS_OF_ROWS[1:]:
             yield FULL if ranks < 8 or a is D.BF16 else ON_DEMAND, cell(a, ROW + ROW, ranks)

@@ -51,6 +51,10 @@ def supports(key: KernelKey) -> Status:
         vectors = _supports_vectors(key)
         if not vectors:
             return vectors
+    if key.a is D.F64 and (key.align_a, key.align_b) != (1, 1):
+        vectors = _supports_dmma_vectors(key)
+        if not vectors:
+            return vectors
     tiled = sm80.supports_tile(key)
     if tiled and opcode_class(key) == "simt" and key.arch is SmArch.SM120 and _results_a_thread(key) > 64:
         return no("SIMT kernels for sm_120a have at most 64 results a thread: more spill registers")
@@ -67,6 +71,21 @@ def _supports_vectors(key: KernelKey) -> Status:
         return no("SIMT kernels that load vectors have tiles of 16 along K")
     if any(extent not in (32, 64, 128, 256) for extent in key.tile[:2]) or key.warps[0] * key.warps[1] not in (4, 8):
         return no("SIMT kernels that load vectors have four or eight warps and tiles of 32 to 256")
+    if _results_a_thread(key) < 64:
+        return no("SIMT kernels that load vectors have at least 64 results a thread: fewer spill registers")
+    return OK
+
+
+def _supports_dmma_vectors(key: KernelKey) -> Status:
+    """Whether the DMMA mainloop with vector loads supports the key's tile (mainloop_dmma.h)."""
+    if (key.align_a, key.align_b) != (2, 2):
+        return no("DMMA kernels load single elements, or vectors of two")
+    if key.arch is not SmArch.SM90A or key.epilogue != LINEAR:
+        return no("DMMA kernels that load vectors are for sm_90a, and have no epilogue but scalars")
+    if key.tile[2] not in (16, 32) or key.warps != (2, 2, 1) or key.mainloop != "multistage":
+        return no("DMMA kernels that load vectors have two by two warps and tiles of 16 or 32 along K")
+    if any(extent not in (32, 64, 128) for extent in key.tile[:2]):
+        return no("DMMA kernels that load vectors have tiles of 32, 64 and 128")
     return OK
 
 
@@ -163,7 +182,12 @@ def cells(arch: SmArch) -> Iterator[Cell]:
             DEFAULT if common else FULL,
             _gemm_sm80(arch, D.F64, D.F64, layouts, (1, 1, 1), (64, 64, 16), (2, 2, 1), 4),
         )
-        if common and arch is not SmArch.SM100:
+        if common and arch is SmArch.SM90A:
+            # The last one gains 2% for few rows of a column-major B, and nothing of a row-major one.
+            rare = (((32, 32, 32), (2, 2, 1), 5),) if layouts == "rc" else ()
+            for tile, warps, stages in (*_F64_VECTORS, *rare):
+                yield FULL, _gemm_sm80(arch, D.F64, D.F64, layouts, (2, 2, 1), tile, warps, stages)
+        elif common and arch is not SmArch.SM100:
             yield FULL, _gemm_sm80(arch, D.F64, D.F64, layouts, (1, 1, 1), (128, 128, 16), (4, 2, 1), 3)
     integer_tier = FULL if fallback else DEFAULT
     yield integer_tier, _gemm_sm80(arch, D.I8, D.I32, "rc", (16, 16, 4), (128, 128, 64), (2, 2, 1), 4)
@@ -206,16 +230,22 @@ def _half_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
                     yield FULL, _gemm_sm80(arch, a, d, layouts, aligned, (64, 128, 32), (2, 2, 1), 5)
 
 
-# Of IEEE f32 on sm_90a: tile, warps and stages (docs/performance-log.md, 2026-11-23).
-_IEEE_TILES: dict[str, tuple[tuple[Triple, Triple, int], ...]] = {
-    "rc": (((32, 128, 8), (1, 4, 1), 5),),
-    "rr": (((16, 128, 16), (1, 4, 1), 5),),
+# Of IEEE f32 on sm_90a with loads of single elements, for few rows: tile, warps and stages.
+_IEEE_TILES: dict[str, tuple[Triple, Triple, int]] = {
+    "rc": ((32, 128, 8), (1, 4, 1), 5),
+    "rr": ((16, 128, 16), (1, 4, 1), 5),
 }
-# Of those that load vectors (mainloop_simt.h), faster than single elements but for the fewest rows.
-_IEEE_VECTORS: dict[str, tuple[tuple[Triple, Triple, int], ...]] = {
-    "rc": (((32, 256, 16), (1, 4, 1), 4), ((64, 128, 16), (2, 2, 1), 4)),
-    "rr": (((32, 128, 16), (1, 4, 1), 5), ((32, 256, 16), (1, 4, 1), 4), ((64, 128, 16), (2, 2, 1), 4)),
-}
+# Of IEEE f32 and f64 on sm_90a with loads of vectors (mainloop_simt.h, mainloop_dmma.h): tile, warps and stages. They
+# are a greedy cover of 192 random problems each (docs/performance-log.md, 2026-11-26).
+_IEEE_VECTORS: tuple[tuple[Triple, Triple, int], ...] = (
+    ((32, 256, 16), (1, 4, 1), 4),
+    ((64, 128, 16), (2, 2, 1), 4),
+)
+_F64_VECTORS: tuple[tuple[Triple, Triple, int], ...] = (
+    ((64, 128, 16), (2, 2, 1), 4),
+    ((64, 64, 16), (2, 2, 1), 4),
+    ((32, 64, 16), (2, 2, 1), 5),
+)
 
 
 def _single_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
@@ -238,14 +268,13 @@ def _single_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
                 ON_DEMAND if d is not D.F32 and (arch is SmArch.SM90A or (fallback and not common)) else ieee,
                 _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (128, 128, 8), (4, 2, 1), 5, "ieee"),
             )
-        if fallback and common:
-            yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (128, 256, 8), (4, 2, 1), 4, "ieee")
         if arch is SmArch.SM100 and common:
+            yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (128, 256, 8), (4, 2, 1), 4, "ieee")
             yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), (64, 64, 8), (2, 1, 1), 5, "ieee")
         if arch is SmArch.SM90A and common:
-            for tile, warps, stages in _IEEE_TILES[layouts]:
-                yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), tile, warps, stages, "ieee")
-            for tile, warps, stages in _IEEE_VECTORS[layouts]:
+            tile, warps, stages = _IEEE_TILES[layouts]
+            yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (1, 1, 1), tile, warps, stages, "ieee")
+            for tile, warps, stages in _IEEE_VECTORS:
                 yield FULL, _gemm_sm80(arch, D.F32, D.F32, layouts, (4, 4, 1), tile, warps, stages, "ieee")
         if not fallback:
             # 128x64 spills a register where rows of B are contiguous.

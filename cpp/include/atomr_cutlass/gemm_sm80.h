@@ -6,13 +6,14 @@
 #pragma once
 
 #include "atomr_cutlass/kernel_abi.h"
+#include "atomr_cutlass/mainloop_dmma.h"
 #include "atomr_cutlass/mainloop_simt.h"
 #include "atomr_cutlass/scaled.h"
+#include "atomr_cutlass/unpadded_swizzle.h"
 #include "cutlass/cutlass.h"
 #include "cutlass/epilogue/thread/linear_combination.h"
 #include "cutlass/gemm/gemm.h"
 #include "cutlass/gemm/kernel/default_gemm_universal.h"
-#include "cutlass/gemm/threadblock/threadblock_swizzle.h"
 
 namespace atomr_cutlass {
 
@@ -34,16 +35,19 @@ struct EpilogueSm80<LinearEpilogue, Linear, kAlignD> {
   }
 };
 
-// CUTLASS's kernel, and over FFMA with operands aligned to vectors the one that has our mainloop.
-template <class Default, class LayoutA, class LayoutB, int kStages, bool kVectors>
+// CUTLASS's kernel, and over FFMA or DMMA with operands aligned to vectors the one that has our mainloop.
+template <class Default, class LayoutA, class LayoutB, int kStep, int kStages, bool kVectors>
 struct LinearSm80 {
   using Kernel = Default;
 };
 
-template <class Default, class LayoutA, class LayoutB, int kStages>
-struct LinearSm80<Default, LayoutA, LayoutB, kStages, true> {
-  using Kernel = cutlass::gemm::kernel::GemmUniversal<MainloopSimt<typename Default::Mma, LayoutA, LayoutB, kStages>,
-                                                      typename Default::Epilogue, typename Default::ThreadblockSwizzle>;
+template <class Default, class LayoutA, class LayoutB, int kStep, int kStages>
+struct LinearSm80<Default, LayoutA, LayoutB, kStep, kStages, true> {
+  using Mainloop =
+      cutlass::platform::conditional_t<kStep == 1, MainloopSimt<typename Default::Mma, LayoutA, LayoutB, kStages>,
+                                       MainloopDmma<typename Default::Mma, LayoutA, LayoutB, kStep, kStages>>;
+  using Kernel =
+      cutlass::gemm::kernel::GemmUniversal<Mainloop, typename Default::Epilogue, typename Default::ThreadblockSwizzle>;
 };
 
 template <class ElementA, class LayoutA, int kAlignA, class ElementB, class LayoutB, int kAlignB, class ElementD,
@@ -61,27 +65,32 @@ struct GemmSm80 {
                                 !cutlass::platform::is_same<Epilogue, LinearEpilogue>::value;
   static constexpr int kAccess = kWide ? 8 : kAlignD;
 
+  static constexpr bool kDouble = cutlass::platform::is_same<ElementA, double>::value;
   static constexpr bool kVectors =
-      cutlass::platform::is_same<OperatorClass, cutlass::arch::OpClassSimt>::value && kAlignA > 1;
+      (kDouble || cutlass::platform::is_same<OperatorClass, cutlass::arch::OpClassSimt>::value) && kAlignA > 1;
+  // Of our mainloop over DMMA, CUTLASS's part has the instruction that it knows, whose accumulators lie alike.
+  using Known = cutlass::platform::conditional_t<kVectors && kDouble, cutlass::gemm::GemmShape<16, 8, 4>, Instruction>;
 
   using Default = typename cutlass::gemm::kernel::DefaultGemmUniversal<
       ElementA, LayoutA, cutlass::ComplexTransform::kNone, kVectors ? 1 : kAlignA, ElementB, LayoutB,
       cutlass::ComplexTransform::kNone, kVectors ? 1 : kAlignB, ElementD, LayoutD, ElementAccumulator, OperatorClass,
-      Arch, Tile, Warp, Instruction,
+      Arch, Tile, Warp, Known,
       cutlass::epilogue::thread::LinearCombination<ElementD, kAccess, ElementAccumulator, ElementCompute>,
-      cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<kSwizzle>, kStages, MathOperator>::GemmKernel;
-  using Linear = typename LinearSm80<Default, LayoutA, LayoutB, kStages, kVectors>::Kernel;
+      UnpaddedSwizzle<kSwizzle>, kStages, MathOperator>::GemmKernel;
+  using Linear = typename LinearSm80<Default, LayoutA, LayoutB, Instruction::kK, kStages, kVectors>::Kernel;
 
   using Output = EpilogueSm80<Epilogue, Linear, kAlignD>;
   using Kernel = typename Output::Kernel;
   using Params = typename Kernel::Params;
 
   static constexpr int kThreads = Kernel::kThreadCount;
-  // Thread blocks of few results a thread share a multiprocessor, to hide each other's loads.
-  static constexpr int kResults = Tile::kM * Tile::kN / kThreads;
-  static constexpr int kSharing = (kResults <= 32 ? 384 : 256) / kThreads;
-  static constexpr int kMinBlocks = kVectors && kSharing > 1 ? kSharing : 1;
   static constexpr int kSharedBytes = int(sizeof(typename Kernel::SharedStorage));
+  // Thread blocks share a multiprocessor, to hide each other's loads: three, or two of many registers a thread.
+  static constexpr int kAccumulators =
+      Tile::kM * Tile::kN / kThreads * cutlass::sizeof_bits<ElementAccumulator>::value / 32;
+  static constexpr int kFitting = 228 * 1024 / (kSharedBytes + 1024);
+  static constexpr int kSharing = cutlass::const_min((kAccumulators <= 64 ? 384 : 256) / kThreads, kFitting);
+  static constexpr int kMinBlocks = kVectors ? cutlass::const_max(kSharing, 1) : 1;
   static constexpr int kClusterM = 1, kClusterN = 1, kClusterK = 1;
 
   // Slices of K take turns with a tile of D, or each has a D of its own, one after the other, for another kernel to add

@@ -119,7 +119,7 @@ struct MainloopSimt {
   static constexpr int kOwnM = Operator::Shape::kM / kLanesM, kOwnN = Operator::Shape::kN / kLanesN;
   using FragmentA = SimtFragment<kM, kK, kAlongKA, kOwnM, kLanesM>;
   using FragmentB = SimtFragment<kN, kK, kAlongKB, kOwnN, kLanesN>;
-  static_assert(kK % 2 == 0);
+  static_assert(kK % 2 == 0 && kOwnM % 2 == 0);
 
   struct SharedStorage {
     alignas(16) float a[kStages][A::kElements];
@@ -135,7 +135,16 @@ struct MainloopSimt {
   }
 
   CUTLASS_DEVICE void operator()(int steps, FragmentC& sums, IteratorA a, IteratorB b, FragmentC const& before) {
-    sums = before;
+    Pair pairs[kOwnM / 2][kOwnN];
+    CUTLASS_PRAGMA_UNROLL
+    for (int m = 0; m < kOwnM / 2; ++m) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int n = 0; n < kOwnN; ++n) {
+        asm("mov.b64 %0, {%1, %2};"
+            : "=l"(pairs[m][n])
+            : "f"(before[(2 * m + 1) * kOwnN + n]), "f"(before[2 * m * kOwnN + n]));
+      }
+    }
     int loaded_a = 0, loaded_b = 0;  // steps
     CUTLASS_PRAGMA_UNROLL
     for (int stage = 0; stage < kStages - 1; ++stage) {
@@ -176,12 +185,21 @@ struct MainloopSimt {
           cutlass::arch::cp_async_fence();
           next = next + 1 == kStages ? 0 : next + 1;
         }
-        multiply(sums, own_a[i % 2], own_b[i % 2]);
+        multiply(pairs, own_a[i % 2], own_b[i % 2]);
       }
     }
     cutlass::arch::cp_async_fence();
     cutlass::arch::cp_async_wait<0>();
     __syncthreads();
+    CUTLASS_PRAGMA_UNROLL
+    for (int m = 0; m < kOwnM / 2; ++m) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int n = 0; n < kOwnN; ++n) {
+        asm("mov.b64 {%0, %1}, %2;"
+            : "=f"(sums[(2 * m + 1) * kOwnN + n]), "=f"(sums[2 * m * kOwnN + n])
+            : "l"(pairs[m][n]));
+      }
+    }
   }
 
  private:
@@ -235,15 +253,33 @@ struct MainloopSimt {
     if (!B::kGuarded || takes_b_) store<B, kN>(shared_.b[stage] + to_b_, held_b_);
   }
 
-  CUTLASS_DEVICE static void multiply(FragmentC& sums, FragmentA const& a, FragmentB const& b) {
-    // Each column from its first row on: the assembler then gives neighbours in a column registers of alternate banks,
-    // as those of A are, and each product finds its sum in the bank that its element of A is not in. Back and forth,
-    // which saves an operand from time to time, half of the products find both in one bank, and take two cycles.
+  // Two sums of a column, those of an odd row and of the even one before it. A multiprocessor's registers lie in two
+  // banks, even and odd ones, and a product of which two operands come out of one bank takes two cycles; an operand
+  // that the instruction before had in the same place is kept. Loads of vectors leave even rows of A and columns of B
+  // in even registers. Sums as pairs of registers, the odd row first, are always in the other bank than their element
+  // of A.
+  using Pair = uint64_t;
+  CUTLASS_DEVICE static void multiply_add(Pair& sums, float even, float odd, float b, bool even_first) {
+    if (even_first) {
+      asm("{\n.reg .f32 x, y;\nmov.b64 {x, y}, %0;\nfma.rn.f32 y, %1, %3, y;\nfma.rn.f32 x, %2, %3, x;\n"
+          "mov.b64 %0, {x, y};\n}"
+          : "+l"(sums)
+          : "f"(even), "f"(odd), "f"(b));
+    } else {
+      asm("{\n.reg .f32 x, y;\nmov.b64 {x, y}, %0;\nfma.rn.f32 x, %2, %3, x;\nfma.rn.f32 y, %1, %3, y;\n"
+          "mov.b64 %0, {x, y};\n}"
+          : "+l"(sums)
+          : "f"(even), "f"(odd), "f"(b));
+    }
+  }
+  // Back and forth: where the column changes, the element of A stays.
+  CUTLASS_DEVICE static void multiply(Pair (&sums)[kOwnM / 2][kOwnN], FragmentA const& a, FragmentB const& b) {
     CUTLASS_PRAGMA_UNROLL
     for (int n = 0; n < kOwnN; ++n) {
       CUTLASS_PRAGMA_UNROLL
-      for (int m = 0; m < kOwnM; ++m) {
-        sums[m * kOwnN + n] = fmaf(a.values[m], b.values[n], sums[m * kOwnN + n]);
+      for (int i = 0; i < kOwnM / 2; ++i) {
+        int const m = n % 2 ? kOwnM / 2 - 1 - i : i;
+        multiply_add(sums[m][n], a.values[2 * m], a.values[2 * m + 1], b.values[n], n % 2 == 0);
       }
     }
   }

@@ -36,6 +36,7 @@ CELLS = {
     "sm80 tensor op": _cell("cutlass_tensorop_bf16_s16816gemm_bf16", "_tn_align8"),
     "sm80 simt": _cell("cutlass_simt_f32_sgemm_f32", "_tt_"),
     "sm80 simt vectors": _cell("cutlass_simt_f32_sgemm_f32", "_tn_align4"),
+    "sm80 double vectors": _cell("cutlass_tensorop_f64_d1688gemm", "_tn_align2"),
     "sm80 integer": _cell("cutlass_tensorop_s32_i16832gemm_s8", "_align16"),
     "sm90": _cell("cutlass3x_sm90_tensorop_gemm_bf16_bf16_f32_bf16", "_tnt_", "pingpong_epi_tma"),
     "sm90 stream-k": _cell("cutlass3x_sm90_tensorop_gemm_bf16_bf16_f32_bf16", "stream_k"),

@@ -58,7 +58,7 @@ def test_cells_are_of_their_own_family_and_compile() -> None:
         assert name in source
         assert "GemmFewSm90" in source
     assert set(CELLS) == {key for _, key in cells([SmArch.SM90A]) if key.mainloop == FEW}
-    assert {preset_of(cell(D.BF16, "rc", ranks)) for ranks in RANKS} == {"default"}
+    assert {ranks: preset_of(cell(D.BF16, "rc", ranks)) for ranks in RANKS} == {1: "default", 2: None, 4: "default"}
     assert not list(gemm_few_sm90.cells(SmArch.SM80))
 
 

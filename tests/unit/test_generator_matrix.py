@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from generator import costs, matrix, rules
+from generator import costs, matrix, rules, trees
 from generator.archs import SmArch
 from generator.dtypes import CutlassDtype as D
 from generator.families import gemm_sm90
 from generator.families.base import FULL as FULL_TIER
 from generator.families.base import ON_DEMAND
 from generator.families.gemm_sm80 import FP8_ARCHS
-from generator.key import KernelKey, check_unique
+from generator.key import KernelKey, check_unique, instruction_shape
 from generator.matrix import ARCHS, PRESETS, cells, expand, preset_of, supports
 from generator.render import render
 from generator.rules import BLOCKWISE, COMMON_LAYOUTS, FP8_TYPES, HALF_TYPES, LAYOUTS, gemm_types
@@ -448,7 +448,31 @@ def test_ffma_kernels_load_vectors_where_they_were_measured() -> None:
         ({"tile": (64, 64, 8)}, "16 along K"),
         ({"tile": (64, 192, 16)}, "tiles of 32 to 256"),
         ({"warps": (1, 2, 1)}, "four or eight warps"),
+        ({"tile": (64, 64, 16), "warps": (2, 2, 1)}, "at least 64 results a thread"),
     ):
         status = supports(replace(vectors[0], **changes))
         assert not status
         assert reason in status.reason
+
+
+def test_dmma_kernels_load_vectors_where_they_were_measured() -> None:
+    vectors = [key for key in expand("full", list(SmArch)) if key.a is D.F64 and key.align_a > 1]
+    assert {(key.arch, key.align_a, key.align_b) for key in vectors} == {(SmArch.SM90A, 2, 2)}
+    assert {instruction_shape(key) for key in vectors} == {(16, 8, 8)}
+    for changes, reason in (
+        ({"arch": SmArch.SM80}, "for sm_90a"),
+        ({"align_b": 1}, "vectors of two"),
+        ({"tile": (64, 64, 8)}, "16 or 32 along K"),
+        ({"tile": (64, 96, 16)}, "tiles of 32, 64 and 128"),
+        ({"warps": (4, 2, 1)}, "two by two warps"),
+    ):
+        status = supports(replace(vectors[0], **changes))
+        assert not status
+        assert reason in status.reason
+
+
+def test_kernels_with_vector_loads_serve_epilogue_trees() -> None:
+    vectors = [key for key in expand("full", [SmArch.SM90A]) if (key.op, key.generation) == ("gemm", "sm80")]
+    for key in vectors:
+        if key.align_a > 1 and (key.math == "ieee" or key.a is D.F64):
+            assert supports(replace(key, epilogue=trees.NAMED["bias_relu"](key)[0]))

@@ -7,6 +7,7 @@
 #include "atomr_cutlass/activation.h"
 #include "atomr_cutlass/conv_problem.h"
 #include "atomr_cutlass/kernel_abi.h"
+#include "atomr_cutlass/unpadded_swizzle.h"
 #include "cutlass/conv/convolution.h"
 #include "cutlass/conv/kernel/default_conv2d.h"
 #include "cutlass/conv/kernel/default_conv2d_dgrad.h"
@@ -210,7 +211,7 @@ struct ConvSm80 {
     } else if constexpr (kGrouped) {
       return GroupSwizzle<kSwizzle>{};
     } else {
-      return cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<kSwizzle>{};
+      return UnpaddedSwizzle<kSwizzle>{};
     }
   }
   using Swizzle = decltype(choose_swizzle<kStridedDgrad, kGroups>());

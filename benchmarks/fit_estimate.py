@@ -3,11 +3,14 @@
     python benchmarks/fit_estimate.py benchmarks/results/2026-11-2[34]-h200-sweep-seed*.json
     python benchmarks/fit_estimate.py --leave-out benchmarks/results/2026-11-2[34]-h200-sweep-seed*.json  # seed by seed
     python benchmarks/fit_estimate.py --constants 'FEW_*' benchmarks/results/*-few-divisions-*.json
+    python benchmarks/fit_estimate.py --constants '*VECTOR_*' benchmarks/results/*-vectors-sweep-*.json
 
 A sweep (of sweep.py) has `kernels`, names, and a row for each problem: `seed`, `shape`, `layouts`, and `cells`, lists
 of a kernel's place among the names, slices of K, swizzle, raster order, width and microseconds; those of before there
-was `columns` have neither slices nor width. Files of divisions have `runs` instead, of kernels for few rows: a GPU and
-rows with `times`, lists of thread blocks in a cluster, how many share the few rows, rows of a tile, and microseconds.
+was `columns` have neither slices nor width. Operands are bf16 unless it has a `dtype`; there a name that ends in
+" divided" is of slices side by side, which the same kernel also takes by turns. Files of divisions have `runs` instead,
+of kernels for few rows: a GPU and rows with `times`, lists of thread blocks in a cluster, how many share the few rows,
+rows of a tile, and microseconds.
 The objective is how much longer the kernel that the model chooses
 takes, with the options that it chooses, than the best of its row, some of how far its estimates are off, from one
 another in a row and all in all, and some of how far the constants move from what they are. Kernels that are not in
@@ -34,7 +37,7 @@ from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.generator import key_file
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
-from atomr_cutlass.generator.key import COLUMN, KernelKey
+from atomr_cutlass.generator.key import COLUMN, KernelKey, shared_memory
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.rules import FEW
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
@@ -86,6 +89,8 @@ CONSTANTS = (
 )
 SPREAD_SHARE, ERROR_SHARE = 0.3, 0.05
 """Of the estimates' mean error beside their row's, and of that error itself, in what is minimized."""
+DIVIDED = " divided"
+"""The end of a kernel's name in sweeps of kernels that divide K into slices of their own, or take turns."""
 MOVED_SHARE = 0.003
 """Of the squares of the logarithms of what constants are multiplied by."""
 STEPS = (1.3, 1.1, 1.04, 1.15, 1.06, 1.03)
@@ -144,28 +149,31 @@ def _rows(recorded: dict[str, Any], keys: dict[str, KernelKey]) -> list[Row]:
             of_kernel = timings.setdefault(recorded["kernels"][index], {})
             of_kernel[launch] = min(of_kernel.get(launch, math.inf), microseconds * 1e-6)
         m, n, k = row["shape"]
-        search = GemmSearch(problem(m, n, k, row["layouts"]), device)
+        search = GemmSearch(problem(m, n, k, row["layouts"], recorded.get("dtype", "bf16")), device)
         group = search.formulations[-1]
         found = []
         for name, of_kernel in timings.items():
-            key = keys.get(name)
-            places = [place for place, put in enumerate(group) if key and search.supports(key, put)]
+            key = keys.get(name.removesuffix(DIVIDED))
+            # Where one kernel does both, a name says which.
+            of_name = [put for put in group if put.divided == name.endswith(DIVIDED)] if "dtype" in recorded else group
+            places = [place for place, put in enumerate(group) if key and put in of_name and search.supports(key, put)]
             if key and places:
-                found.append(((0, estimate.kernel_of(key), device.shared_memory, places), of_kernel))
+                found.append(((0, estimate.kernel_of(key), shared_memory(key), places), of_kernel))
         if found:
             entries, times = map(list, zip(*found, strict=True))
             rows.append(Row(row["group"], row["seed"], device, [put.extents for put in group], entries, times))
     return rows
 
 
-def problem(m: int, n: int, k: int, layouts: str) -> GemmProblem:
-    """A bf16 GEMM of contiguous operands."""
+def problem(m: int, n: int, k: int, layouts: str, dtype: str) -> GemmProblem:
+    """A GEMM of contiguous operands."""
+    element = CutlassDtype(dtype)
 
     def spec(rows: int, columns: int, layout: str) -> MatrixSpec:
-        strides = (1, rows) if layout == COLUMN else (columns, 1)
-        return MatrixSpec((rows, columns), strides, CutlassDtype.BF16)
+        return MatrixSpec((rows, columns), (1, rows) if layout == COLUMN else (columns, 1), element)
 
-    return GemmProblem(spec(m, k, layouts[0]), spec(k, n, layouts[1]), None, spec(m, n, "r"), "default", 0)
+    math = "ieee" if element is CutlassDtype.F32 else "default"
+    return GemmProblem(spec(m, k, layouts[0]), spec(k, n, layouts[1]), None, spec(m, n, "r"), math, 0)
 
 
 @dataclass(frozen=True)

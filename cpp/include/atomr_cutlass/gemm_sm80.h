@@ -68,6 +68,12 @@ struct GemmSm80 {
   static constexpr bool kDouble = cutlass::platform::is_same<ElementA, double>::value;
   static constexpr bool kVectors =
       (kDouble || cutlass::platform::is_same<OperatorClass, cutlass::arch::OpClassSimt>::value) && kAlignA > 1;
+  // CUTLASS's mainloop over FFMA has no register to spare for the order without padding.
+  static constexpr bool kPadded =
+      cutlass::platform::is_same<OperatorClass, cutlass::arch::OpClassSimt>::value && !kVectors;
+  using Swizzle =
+      cutlass::platform::conditional_t<kPadded, cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<kSwizzle>,
+                                       UnpaddedSwizzle<kSwizzle>>;
   // Of our mainloop over DMMA, CUTLASS's part has the instruction that it knows, whose accumulators lie alike.
   using Known = cutlass::platform::conditional_t<kVectors && kDouble, cutlass::gemm::GemmShape<16, 8, 4>, Instruction>;
 
@@ -75,8 +81,8 @@ struct GemmSm80 {
       ElementA, LayoutA, cutlass::ComplexTransform::kNone, kVectors ? 1 : kAlignA, ElementB, LayoutB,
       cutlass::ComplexTransform::kNone, kVectors ? 1 : kAlignB, ElementD, LayoutD, ElementAccumulator, OperatorClass,
       Arch, Tile, Warp, Known,
-      cutlass::epilogue::thread::LinearCombination<ElementD, kAccess, ElementAccumulator, ElementCompute>,
-      UnpaddedSwizzle<kSwizzle>, kStages, MathOperator>::GemmKernel;
+      cutlass::epilogue::thread::LinearCombination<ElementD, kAccess, ElementAccumulator, ElementCompute>, Swizzle,
+      kStages, MathOperator>::GemmKernel;
   using Linear = typename LinearSm80<Default, LayoutA, LayoutB, Instruction::kK, kStages, kVectors>::Kernel;
 
   using Output = EpilogueSm80<Epilogue, Linear, kAlignD>;

@@ -190,7 +190,8 @@ def instruction_shape(key: KernelKey) -> Triple:
     if opcode_class(key) == "simt":
         return (1, 1, 1)
     if key.a is CutlassDtype.F64 and key.arch is SmArch.SM90A:
-        # sm_90's own DMMA shapes: 1.6 times the rate of the 8x8x4 that every arch has (the larger: mainloop_dmma.h).
+        # sm_90's own DMMA shapes: 1.6 times the rate of the 8x8x4 that every arch has. Our mainloop (mainloop_dmma.h)
+        # has the larger ones; 16x8x16 only where a thread has registers left for its operands.
         return (16, 8, 4 if key.align_a == 1 else 16 if key.tile == (32, 32, 32) else 8)
     return {64: (8, 8, 4), 32: (16, 8, 8), 16: (16, 8, 16), 8: (16, 8, 32)}[key.a.bits]
 

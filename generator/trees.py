@@ -186,7 +186,7 @@ def cells(plain: Sequence[Cell]) -> Iterator[tuple[int, KernelKey, Tree]]:
         for tier, op, name, types, layouts in _PRESETS:
             if base.op != op or base.a not in types or base.layout_a + base.layout_b not in layouts:
                 continue
-            if base.math == "ieee":  # f32 has the tf32 kernels' trees; others are compiled where a build asks for them
+            if base.math == "ieee":  # compiled at run time, or where a build asks for them
                 continue
             # Scales that are left out are 1; convolutions have none, nor groups of the sm80 generation.
             unscaled = op.startswith("conv2d") or (op == "grouped_gemm" and base.generation == "sm80")

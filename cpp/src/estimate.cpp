@@ -276,7 +276,7 @@ Launch Model::divided(Kernel const& kernel, Extents const& extents, Gpu const& g
   return made;
 }
 
-// `bits` of each sum; D has half as many.
+// `bits` of each sum. D is counted as half as many, as bf16 has beside sums in f32.
 double Model::sums(Extents const& extents, int64_t slices, int64_t bits) const {
   double const bytes = double(bits) / 8 * (double(slices) + 0.5);
   return c_.DIVIDED_SECONDS + c_.DIVIDED_ROUND_SECONDS * std::ceil(double(slices) / c_.DIVIDED_AT_ONCE) +
@@ -628,22 +628,23 @@ double Model::split(Kernel const& kernel, Extents const& e, Gpu const& gpu) cons
 }
 
 // IEEE f32 and f64 on sm_90 with loads of vectors (mainloop_simt.h, mainloop_dmma.h): up to `most` thread blocks of a
-// multiprocessor run at the same time (GemmSm80::kSharing), and keep it busy if they are all there.
+// multiprocessor run at the same time (GemmSm80::kSharing). One that has it to itself at last reaches a share of the
+// rate.
 double Model::vectors(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64_t shared_bytes,
                       int64_t slices) const {
   auto const [tile_m, tile_n, tile_k] = kernel.tile;
-  int64_t const threads = kernel.warps * 32, sums = tile_m * tile_n / threads * (kernel.f64 ? 2 : 1);
+  int64_t const threads = kernel.warps * 32, registers = tile_m * tile_n / threads * (kernel.f64 ? 2 : 1);
   int64_t const fitting = (gpu.shared_memory + 1024) / (shared_bytes + 1024);
-  int64_t const most = std::max<int64_t>(1, std::min((sums <= 64 ? 384 : 256) / threads, fitting));
+  int64_t const most = std::max<int64_t>(1, std::min((registers <= 64 ? 384 : 256) / threads, fitting));
   int64_t const tiles = saturated(saturated(ceil_div(e.m, tile_m), ceil_div(e.n, tile_n)), saturated(e.batch, slices));
   int64_t const each = ceil_div(tiles, gpu.multiprocessors), last = each % most;
   double const k = double(saturated(ceil_div(ceil_div(e.k, tile_k), slices), tile_k)), area = double(tile_m * tile_n);
   double const per_clock = kernel.f64 ? c_.DMMA_VECTOR_PER_CLOCK : c_.FMA_VECTOR_PER_CLOCK;
   double const bytes_per_clock = kernel.f64 ? c_.DMMA_VECTOR_BYTES_PER_CLOCK : c_.FMA_VECTOR_BYTES_PER_CLOCK;
-  double const alone = most < 3 && kernel.f64 ? c_.DMMA_VECTOR_ALONE_OF_TWO
+  double const share = most < 3 && kernel.f64 ? c_.DMMA_VECTOR_ALONE_OF_TWO
                        : kernel.f64           ? c_.DMMA_VECTOR_ALONE
                                               : c_.FMA_VECTOR_ALONE;
-  double const idle = last == 1 ? 1 / alone - 1 : 0.0;
+  double const idle = last == 1 ? 1 / share - 1 : 0.0;
   double const busy = (double(each) + idle) * area * k / (per_clock * c_.CLOCK_HZ);
   double const loaded =
       double(each) * double((tile_m + tile_n) * kernel.bits_a / 8) * k / bytes_per_clock / c_.CLOCK_HZ;

@@ -61,6 +61,13 @@ def supports(key: KernelKey) -> Status:
     return tiled
 
 
+# Of mainloop_dmma.h: those that were compiled without spills.
+_DMMA_TILES: tuple[Triple, ...] = (
+    *((64, 128, 16), (64, 64, 16), (64, 32, 16), (32, 64, 16)),
+    *((64, 64, 32), (64, 32, 32), (32, 64, 32), (32, 32, 32)),
+)
+
+
 def _supports_vectors(key: KernelKey) -> Status:
     """Whether the FFMA mainloop with vector loads supports the key's tile (mainloop_simt.h)."""
     if (key.a, key.align_a, key.align_b) != (D.F32, 4, 4):
@@ -71,8 +78,8 @@ def _supports_vectors(key: KernelKey) -> Status:
         return no("SIMT kernels that load vectors have tiles of 16 along K")
     if any(extent not in (32, 64, 128, 256) for extent in key.tile[:2]) or key.warps[0] * key.warps[1] not in (4, 8):
         return no("SIMT kernels that load vectors have four or eight warps and tiles of 32 to 256")
-    if _results_a_thread(key) < 64:
-        return no("SIMT kernels that load vectors have at least 64 results a thread: fewer spill registers")
+    if not 64 <= _results_a_thread(key) <= 128:
+        return no("SIMT kernels that load vectors have 64 to 128 results a thread: others spill registers")
     return OK
 
 
@@ -82,10 +89,11 @@ def _supports_dmma_vectors(key: KernelKey) -> Status:
         return no("DMMA kernels load single elements, or vectors of two")
     if key.arch is not SmArch.SM90A:
         return no("DMMA kernels that load vectors are for sm_90a")
-    if key.tile[2] not in (16, 32) or key.warps != (2, 2, 1) or key.mainloop != "multistage":
-        return no("DMMA kernels that load vectors have two by two warps and tiles of 16 or 32 along K")
-    if any(extent not in (32, 64, 128) for extent in key.tile[:2]):
-        return no("DMMA kernels that load vectors have tiles of 32, 64 and 128")
+    if key.warps != (2, 2, 1) or key.mainloop != "multistage":
+        return no("DMMA kernels that load vectors have two by two warps")
+    if key.tile not in _DMMA_TILES:
+        tiles = ", ".join("x".join(map(str, tile)) for tile in _DMMA_TILES)
+        return no(f"DMMA kernels that load vectors have tiles that were compiled without spills: {tiles}")
     return OK
 
 

@@ -35,7 +35,8 @@ struct EpilogueSm80<LinearEpilogue, Linear, kAlignD> {
   }
 };
 
-// CUTLASS's kernel, and over FFMA or DMMA with operands aligned to vectors the one that has our mainloop.
+// CUTLASS's kernel, and over FFMA (steps of 1 along K) or DMMA with operands aligned to vectors the one that has our
+// mainloop.
 template <class Default, class LayoutA, class LayoutB, int kStep, int kStages, bool kVectors>
 struct LinearSm80 {
   using Kernel = Default;
@@ -74,7 +75,8 @@ struct GemmSm80 {
   using Swizzle =
       cutlass::platform::conditional_t<kPadded, cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<kSwizzle>,
                                        UnpaddedSwizzle<kSwizzle>>;
-  // Of our mainloop over DMMA, CUTLASS's part has the instruction that it knows, whose accumulators lie alike.
+  // Beside our mainloop over DMMA, CUTLASS supplies the epilogue and the order of sums. It gets the instruction that it
+  // handles, 16x8x4, whose sums lie as those of 16x8x8 and 16x8x16 do.
   using Known = cutlass::platform::conditional_t<kVectors && kDouble, cutlass::gemm::GemmShape<16, 8, 4>, Instruction>;
 
   using Default = typename cutlass::gemm::kernel::DefaultGemmUniversal<
@@ -91,7 +93,8 @@ struct GemmSm80 {
 
   static constexpr int kThreads = Kernel::kThreadCount;
   static constexpr int kSharedBytes = int(sizeof(typename Kernel::SharedStorage));
-  // Thread blocks share a multiprocessor, to hide each other's loads: three, or two of many registers a thread.
+  // Thread blocks of four warps share a multiprocessor, to hide each other's loads: three, or two of many registers a
+  // thread, as far as the 228 KB of sm_90 hold them. Model::vectors (estimate.cpp) counts on it.
   static constexpr int kAccumulators =
       Tile::kM * Tile::kN / kThreads * cutlass::sizeof_bits<ElementAccumulator>::value / 32;
   static constexpr int kFitting = 228 * 1024 / (kSharedBytes + 1024);

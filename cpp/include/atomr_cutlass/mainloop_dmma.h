@@ -1,9 +1,9 @@
 // A mainloop over the DMMA instructions of sm_90 whose operands come by 16 bytes, whichever way they lie.
 //
-// CUTLASS's loads single elements, and knows 16x8x4 alone of the shapes that sm_90 added. Its shared memory would not
-// do for 16x8x8 and 16x8x16: lane t of four holds elements t, t + 4, ... along K of a row. Which element of K takes
-// which place does not matter as long as A and B agree, so here lane t holds 2 t and 2 t + 1 of each eight, which are
-// one load of 16 bytes where an operand is contiguous along K.
+// CUTLASS's loads single elements, and gives right results with 16x8x4 alone of the shapes that sm_90 added. Its shared
+// memory would not do for 16x8x8 and 16x8x16: lane t of four holds elements t, t + 4, ... along K of a row. Which
+// element of K takes which place does not matter as long as A and B agree, so here lane t holds 2 t and 2 t + 1 of each
+// eight, which are one load of 16 bytes where an operand is contiguous along K.
 #pragma once
 
 #include "cutlass/arch/memory.h"
@@ -32,7 +32,7 @@ struct DmmaOperand {
       cutlass::layout::PitchLinearShape<kAlongK ? kK : kRows, kLines>, kThreads, kVector>;
   static constexpr int kAccesses = ThreadMap::Iterations::kCount;
 
-  // What a line's pieces are exchanged by.
+  // Piece p of a line lies where piece p ^ exchange(line) would.
   CUTLASS_DEVICE static int exchange(int line) { return kAlongK ? line % 2 * 4 : line / 2 % 4 * 2; }
   // Where access i of a thread goes, in elements; kApart is a power of two, and the thread's first line is below it.
   CUTLASS_DEVICE static int first(int thread) {

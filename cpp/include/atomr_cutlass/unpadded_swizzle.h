@@ -1,4 +1,5 @@
-// The order of tiles that CUTLASS's identity swizzle has, without the tiles that it adds.
+// The order of tiles that CUTLASS's identity swizzle has (but for five tiles along N, which are one band here), without
+// the tiles that it adds.
 #pragma once
 
 #include "cutlass/cutlass.h"

@@ -5,8 +5,8 @@ computes the slices in parallel, another adds them up. Slices are equally many s
 of K are zeros. Slices are added in the order of K, so that results are reproducible.
 
 Operands are copied on sm_90, for kernels that read only the other layout, or read it faster: WGMMA reads 8-bit types
-and tf32 contiguous along K only, FFMA kernels are faster if no operand is, and TMA needs rows of whole vectors, which
-f16 and bf16 may have along K even if M or N is odd.
+and tf32 contiguous along K only, FFMA kernels that load single elements are faster if no operand is, and TMA needs rows
+of whole vectors, which f16 and bf16 may have along K even if M or N is odd.
 """
 
 from __future__ import annotations

@@ -29,8 +29,6 @@ T = TypeVar("T")
 
 VARIABLE = "ATOMR_CUTLASS_TUNED"
 VERSION = 1
-MOST_SLICES = 65535
-"""Slices of K at most: the third extent of a grid."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +62,6 @@ class TuneRecord:
     tried: int
     timings: tuple[tuple[str, float], ...] = ()
     width: int = 0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.split_k <= MOST_SLICES:
-            raise ValueError(
-                f"split_k is {self.split_k}; expected 1 to {MOST_SLICES}, as many slices as a grid can count"
-            )
 
     @property
     def options(self) -> tuple[int, int, int, int]:

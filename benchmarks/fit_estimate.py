@@ -154,9 +154,9 @@ def _rows(recorded: dict[str, Any], keys: dict[str, KernelKey]) -> list[Row]:
         found = []
         for name, of_kernel in timings.items():
             key = keys.get(name.removesuffix(DIVIDED))
-            # Where one kernel does both, a name says which.
-            of_name = [put for put in group if put.divided == name.endswith(DIVIDED)] if "dtype" in recorded else group
-            places = [place for place, put in enumerate(group) if key and put in of_name and search.supports(key, put)]
+            places = [place for place, put in enumerate(group) if key and search.supports(key, put)]
+            if "dtype" in recorded:  # one kernel does both, and its name says which
+                places = [place for place in places if group[place].divided == name.endswith(DIVIDED)]
             if key and places:
                 found.append(((0, estimate.kernel_of(key), shared_memory(key), places), of_kernel))
         if found:

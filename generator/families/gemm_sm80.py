@@ -47,12 +47,8 @@ def supports(key: KernelKey) -> Status:
         return no("sm80 epilogues store 8 elements of 8 bits at once; visitors store single ones as well")
     if key.swizzle not in (1, 2, 4, 8):
         return no(f"sm80 swizzles are 1, 2, 4 and 8, not {key.swizzle}")
-    if opcode_class(key) == "simt" and (key.align_a, key.align_b) != (1, 1):
-        vectors = _supports_vectors(key)
-        if not vectors:
-            return vectors
-    if key.a is D.F64 and (key.align_a, key.align_b) != (1, 1):
-        vectors = _supports_dmma_vectors(key)
+    if (opcode_class(key) == "simt" or key.a is D.F64) and (key.align_a, key.align_b) != (1, 1):
+        vectors = _supports_dmma_vectors(key) if key.a is D.F64 else _supports_vectors(key)
         if not vectors:
             return vectors
     tiled = sm80.supports_tile(key)

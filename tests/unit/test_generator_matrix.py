@@ -30,6 +30,12 @@ FULL = expand("full", GEMM_ARCHS)
 HOPPER = [key for key in FULL if key.generation == "sm90"]
 
 
+def assert_refused(key: KernelKey, reason: str) -> None:
+    status = supports(key)
+    assert not status
+    assert reason in status.reason
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_cell_of_a_preset_is_supported(preset: str) -> None:
     refused = {key.name: supports(key).reason for key in expand(preset, GEMM_ARCHS) if not supports(key)}
@@ -352,9 +358,7 @@ SIMT = _one(math="ieee")
 )
 def test_what_cutlass_lacks_is_refused_with_the_reason(key: KernelKey, change: dict[str, Any], word: str) -> None:
     assert supports(key)
-    status = supports(replace(key, **change))
-    assert not status
-    assert word in status.reason
+    assert_refused(replace(key, **change), word)
 
 
 _numbers = st.sampled_from([-1, 0, 1, 2, 3, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 1024])
@@ -451,9 +455,7 @@ def test_ffma_kernels_load_vectors_where_they_were_measured() -> None:
         ({"tile": (64, 64, 16), "warps": (2, 2, 1)}, "64 to 128 results a thread"),
         ({"tile": (256, 256, 16), "warps": (4, 2, 1)}, "64 to 128 results a thread"),
     ):
-        status = supports(replace(vectors[0], **changes))
-        assert not status
-        assert reason in status.reason
+        assert_refused(replace(vectors[0], **changes), reason)
 
 
 def test_dmma_kernels_load_vectors_where_they_were_measured() -> None:
@@ -467,9 +469,7 @@ def test_dmma_kernels_load_vectors_where_they_were_measured() -> None:
         ({"tile": (128, 128, 16)}, "without spills: 64x128x16"),
         ({"warps": (4, 2, 1)}, "two by two warps"),
     ):
-        status = supports(replace(vectors[0], **changes))
-        assert not status
-        assert reason in status.reason
+        assert_refused(replace(vectors[0], **changes), reason)
 
 
 def test_kernels_with_vector_loads_serve_epilogue_trees() -> None:

@@ -94,7 +94,6 @@ bool fill_results(Arguments& epilogue, void const* c, void* d) {
 template <class Kernel>
 typename Kernel::Arguments gemm_arguments(atomr_cutlass_gemm_args const& args, bool block_scales) {
   typename Kernel::Arguments result{};
-  result.mode = cutlass::gemm::GemmUniversalMode::kGemm;
   result.problem_shape = cute::make_shape(args.m, args.n, args.k, args.batch);
   auto& mainloop = result.mainloop;
   mainloop.ptr_A = static_cast<decltype(mainloop.ptr_A)>(args.a);

@@ -27,6 +27,8 @@ struct LinearVisitor : PlainVisitor<LinearParams<Compute>> {
   CUTLASS_HOST_DEVICE LinearVisitor(Params const& params, SharedStorage const&) : params(&params) {}
 
   CUTLASS_DEVICE bool is_producer_load_needed() const { return is_C_load_needed(); }
+  static constexpr bool kIsProduct = cute::is_same_v<Compute, float>;
+  CUTLASS_DEVICE ProductOnly product() const { return {params->beta == 0, params->alpha}; }
   CUTLASS_DEVICE bool is_C_load_needed() const { return params->beta != Compute(0); }
 
   // Left to the compiler, now the one product is rounded and now the other, from kernel to kernel.

@@ -32,6 +32,16 @@ struct PlainEpilogue {
   }
 };
 
+// What an epilogue is of which nothing is left but D = factor * sums, where `only` says so.
+struct ProductOnly {
+  bool only;
+  float factor;
+};
+template <class Visitor, class = void>
+inline constexpr bool kIsProduct = false;
+template <class Visitor>
+inline constexpr bool kIsProduct<Visitor, cute::enable_if_t<Visitor::kIsProduct>> = true;
+
 // Of visitors of TMA epilogues that load nothing but C.
 template <class Params>
 struct PlainVisitor : PlainEpilogue<Params> {

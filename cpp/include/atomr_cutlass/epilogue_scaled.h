@@ -30,6 +30,11 @@ struct ScaledVisitor : PlainVisitor<ScaledParams> {
 
   CUTLASS_DEVICE bool is_producer_load_needed() const { return params->needs_c(); }
   CUTLASS_DEVICE bool is_C_load_needed() const { return params->needs_c(); }
+  static constexpr bool kIsProduct = true;
+  CUTLASS_DEVICE ProductOnly product() const {
+    bool const only = params->uniform() && !params->needs_c() && params->amax == nullptr && params->scale_d == nullptr;
+    return {only, only ? params->row(0, 1) * params->column(0, 1) : 1.0f};
+  }
 
   // Scales of a tile that each thread reads, of one warp group at least.
   static constexpr int kRowsEach = (kTileM + 127) / 128, kColumnsEach = (kTileN + 127) / 128;

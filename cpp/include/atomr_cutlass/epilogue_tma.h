@@ -2,6 +2,7 @@
 // same shared memory, the same bits, and a fraction of its templates, which took a third of a kernel's compilation.
 #pragma once
 
+#include "atomr_cutlass/epilogue_plain.h"
 #include "atomr_cutlass/tma_tile.h"
 #include "cute/arch/cluster_sm90.hpp"
 #include "cute/arch/copy_sm75.hpp"
@@ -432,6 +433,57 @@ struct TmaEpilogue {
     }
     callbacks.end();
     return cute::make_tuple(load_state, store_state);
+  }
+
+  // Called before the products, so that scales are there after them.
+  CUTLASS_DEVICE ProductOnly product() const {
+    if constexpr (kIsProduct<Visitor>) return visitor.product();
+    return {false, 0.0f};
+  }
+
+  // D = factor * sums, of a visitor that says so.
+  template <class Where, class Engine, class Layout>
+  CUTLASS_DEVICE StorePipelineState store_product(float factor, StorePipelineState state, Where const& where,
+                                                  cute::Tensor<Engine, Layout>& sums, int thread,
+                                                  TensorStorage& shared) {
+    if constexpr (kIsProduct<Visitor> && cute::is_same_v<typename Engine::value_type, float>) {
+      static constexpr int kThreads = kM * 2, kInstruction = decltype(cute::size<0>(sums))::value;
+      if (factor != 1.0f) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < decltype(cute::size(sums))::value; ++i) sums(i) = __fmul_rn(factor, sums(i));
+      }
+      Places const places(thread);
+      bool const issues = thread / 32 == 0 && cute::elect_one_sync();
+      int const tile_m = int(cute::get<0>(where)) * kTileM, tile_n = int(cute::get<1>(where)) * kTileN;
+      CUTLASS_PRAGMA_UNROLL
+      for (int along_n = 0; along_n < kAlongN; ++along_n) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int along_m = 0; along_m < kAlongM; ++along_m) {
+          cutlass::Array<float, Places::kCount> values;
+          CUTLASS_PRAGMA_UNROLL
+          for (int i = 0; i < Places::kCount; ++i) {
+            int const along = along_n * Places::kCount + i;
+            values[i] = sums.data()[along % kInstruction + kInstruction * (along_m + kAlongM * (along / kInstruction))];
+          }
+          cutlass::NumericArrayConverter<Element, float, Places::kCount> convert;
+          char* const to = buffer_d(shared, state.index());
+          alignas(16) typename Places::Values const results = convert(values);
+          places.write(results, to);
+
+          cutlass::arch::fence_view_async_shared();
+          // All wait at once for what was written, and for the next buffer to be free.
+          if (issues) cute::tma_store_wait<(kBuffersD > 1 ? kBuffersD - 2 : 0)>();
+          cutlass::arch::NamedBarrier::sync(kThreads, cutlass::arch::ReservedNamedBarriers::EpilogueBarrier);
+          if (issues) {
+            int const m = tile_m + along_m * kM, n = tile_n + along_n * kN;
+            Place::template store<Boxes, kColumnMajor>(params, params.store_d, to, m, n, int(cute::get<3>(where)));
+            cute::tma_store_arrive();
+          }
+          ++state;
+        }
+      }
+    }
+    return state;
   }
 
   CUTLASS_DEVICE auto store_tail(LoadPipeline load_pipeline, LoadPipelineState load_state, StorePipeline store_pipeline,

@@ -13,6 +13,7 @@
 #include "atomr_cutlass/kernel_abi.h"
 #include "atomr_cutlass/mainloop_promoted.h"
 #include "atomr_cutlass/mainloop_tma.h"
+#include "atomr_cutlass/persistent_sm90.h"
 #include "atomr_cutlass/tile_list.h"
 #include "cute/tensor.hpp"
 #include "cutlass/cutlass.h"
@@ -118,26 +119,33 @@ struct SlicedMainloop : DependentMainloop<Mainloop> {
     return Base::can_implement(whole(shape, args), args);
   }
 
-  // Steps along K from one on.
-  struct Steps {
-    int at;
-    CUTLASS_DEVICE int operator*() const { return at; }
-    CUTLASS_DEVICE Steps& operator++() {
-      ++at;
-      return *this;
-    }
-  };
-
   template <class TensorA, class TensorB, class KTileIterator, class BlockCoord>
   CUTLASS_DEVICE void load(Params const& params, typename Base::MainloopPipeline pipeline,
                            typename Base::PipelineState state, cute::tuple<TensorA, TensorB> const& inputs,
                            BlockCoord const& block, KTileIterator, int count, int thread, uint32_t rank,
                            typename Base::TensorStorage& shared) {
-    int const number = cute::get<3>(block), batch = number / params.slices;
-    auto const at = cute::make_coord(cute::get<0>(block), cute::get<1>(block), cute::get<2>(block), batch);
-    Base::load(params, pipeline, state, inputs, at, Steps{(number - batch * params.slices) * params.steps}, count,
-               thread, rank, shared);
+    Slice const slice(params, cute::get<3>(block));
+    Base::load(params, pipeline, state, inputs, slice.of(block), StepsFrom{slice.first}, count, thread, rank, shared);
   }
+  template <class Pipeline, class BlockCoord>
+  CUTLASS_DEVICE static void load_by_one(Params const& params, Pipeline& pipeline, typename Base::PipelineState& state,
+                                         BlockCoord const& block, int, int count, uint32_t rank,
+                                         typename Base::TensorStorage& shared) {
+    Slice const slice(params, cute::get<3>(block));
+    Base::load_by_one(params, pipeline, state, slice.of(block), slice.first, count, rank, shared);
+  }
+
+ private:
+  struct Slice {
+    int batch, first;  // and its first step
+    CUTLASS_DEVICE Slice(Params const& params, int number)
+        : batch(number / params.slices),
+          first((number - batch * params.slices) * params.steps) {}
+    template <class BlockCoord>
+    CUTLASS_DEVICE auto of(BlockCoord const& block) const {
+      return cute::make_coord(cute::get<0>(block), cute::get<1>(block), cute::get<2>(block), batch);
+    }
+  };
 };
 
 // What is stored at once of a tile whose width is no multiple of 32: CUTLASS takes 16 columns, and waits after each.
@@ -214,9 +222,11 @@ struct GemmSm90 {
   using CollectiveMainloop = cute::conditional_t<kSliced, SlicedMainloop<Mainloop>, DependentMainloop<Mainloop>>;
   static constexpr bool kDependent = true;
 
-  using Kernel =
+  // Mainloops whose operands go through registers, epilogues without shared memory and stream-K keep CUTLASS's kernel.
+  using Kernel = cute::conditional_t<
+      kIsTmaMainloop<Mainloop> && !kDirect && !kStreamK, PersistentGemm<CollectiveMainloop, CollectiveEpilogue>,
       cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop, CollectiveEpilogue,
-                                           cute::conditional_t<kStreamK, TileScheduler, TileListScheduler>>;
+                                           cute::conditional_t<kStreamK, TileScheduler, TileListScheduler>>>;
   using Scheduler = typename Kernel::TileScheduler;
 
   static typename Kernel::Arguments arguments(Args const& args) {

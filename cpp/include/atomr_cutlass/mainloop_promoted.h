@@ -74,10 +74,10 @@ struct PromotedMainloop : Base {
   using TensorStorage = typename SharedStorage::TensorStorage;
 
   // Called by a warp. The last of `inputs` are BlockScaleMatrices.
-  template <class Params, class Inputs, class Where, class Steps>
-  CUTLASS_DEVICE void load_auxiliary(Params const& params, MainloopPipeline pipeline, PipelineState state,
-                                     Inputs const& inputs, Where const& where, Steps step, int count, int lane,
-                                     uint32_t, TensorStorage& shared) {
+  template <class Params, class Pipeline, class Inputs, class Where, class Steps>
+  CUTLASS_DEVICE void load_auxiliary(Params const& params, Pipeline pipeline, PipelineState state, Inputs const& inputs,
+                                     Where const& where, Steps step, int count, int lane, uint32_t,
+                                     TensorStorage& shared) {
     using Copy = cute::SM80_CP_ASYNC_CACHEALWAYS<float>;
     BlockScaleMatrices const matrices = cute::get<2>(inputs);
     BlockScaleStrides const strides = params.strides;
@@ -105,9 +105,9 @@ struct PromotedMainloop : Base {
     }
   }
 
-  template <class Accumulators, class Params>
-  CUTLASS_DEVICE void mma(MainloopPipeline pipeline, PipelineState read, Accumulators& accumulators, int count,
-                          int thread, TensorStorage& shared, Params const&) {
+  template <class Pipeline, class Accumulators, class Params>
+  CUTLASS_DEVICE void mma(Pipeline pipeline, PipelineState read, Accumulators& accumulators, int count, int thread,
+                          TensorStorage& shared, Params const&) {
     static_assert(decltype(cute::size(accumulators))::value == kParts * kSums);
     int const group = __shfl_sync(0xFFFFFFFF, thread / 128, 0);
     uint64_t const a = TileA::descriptor(shared.a) + TileA::further(64, 0) * group;
@@ -208,8 +208,10 @@ struct PromotedMainloop : Base {
   }
 
   // `mma` has released everything.
-  CUTLASS_DEVICE void mma_tail(MainloopPipeline, PipelineState, int) {}
-  CUTLASS_DEVICE static void release_last(MainloopPipeline&, PipelineState, int) {}
+  template <class Pipeline>
+  CUTLASS_DEVICE void mma_tail(Pipeline const&, PipelineState, int) {}
+  template <class Pipeline>
+  CUTLASS_DEVICE static void release_last(Pipeline&, PipelineState, int) {}
 };
 
 // One with scales of blocks, of the product that the kernel computes. Base: PromotedMainloop. Scales: a pointer to

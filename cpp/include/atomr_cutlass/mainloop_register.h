@@ -69,8 +69,8 @@ struct RegisterMainloop : TmaMainloop<Policy, Tile, ElementA, StrideA, ElementB,
                      add ? cute::SM90::GMMA::ScaleOut::One : cute::SM90::GMMA::ScaleOut::Zero);
   }
 
-  template <class Sums>
-  CUTLASS_DEVICE void mma(MainloopPipeline pipeline, PipelineState state, Sums& sums, int count, int thread,
+  template <class Pipeline, class Sums>
+  CUTLASS_DEVICE void mma(Pipeline pipeline, PipelineState state, Sums& sums, int count, int thread,
                           TensorStorage& shared, Params const&) {
     PipelineState released = state;
     Reader const reader(shared.a, thread);

@@ -62,6 +62,16 @@ struct OperandTile {
   }
 };
 
+// Steps along K from one on.
+struct StepsFrom {
+  int at;
+  CUTLASS_DEVICE int operator*() const { return at; }
+  CUTLASS_DEVICE StepsFrom& operator++() {
+    ++at;
+    return *this;
+  }
+};
+
 template <class Policy, class Tile, class ElementA_, class StrideA_, class ElementB_, class StrideB_, class TiledMma_>
 struct TmaMainloop {
   // What CUTLASS's kernels ask for.
@@ -150,11 +160,24 @@ struct TmaMainloop {
                            Where const& where, Steps step, int count, int, uint32_t rank, TensorStorage& shared) {
     load_from(params.a, params.b, pipeline, state, where, step, count, rank, shared);
   }
+  // The same by one thread, from step `first` on.
+  template <class Pipeline, class Where>
+  CUTLASS_DEVICE static void load_by_one(Params const& params, Pipeline& pipeline, PipelineState& state,
+                                         Where const& where, int first, int count, uint32_t rank,
+                                         TensorStorage& shared) {
+    load_tile(params.a, params.b, pipeline, state, where, StepsFrom{first}, count, rank, shared);
+  }
   template <class Where, class Steps>
   CUTLASS_DEVICE static void load_from(cute::TmaDescriptor const& map_a, cute::TmaDescriptor const& map_b,
                                        MainloopPipeline pipeline, PipelineState state, Where const& where, Steps step,
                                        int count, uint32_t rank, TensorStorage& shared) {
-    if (!cute::elect_one_sync()) return;
+    if (cute::elect_one_sync()) load_tile(map_a, map_b, pipeline, state, where, step, count, rank, shared);
+  }
+  // The operands of a tile, by one thread. Leaves `state` behind the last step's.
+  template <class Pipeline, class Where, class Steps>
+  CUTLASS_DEVICE static void load_tile(cute::TmaDescriptor const& map_a, cute::TmaDescriptor const& map_b,
+                                       Pipeline& pipeline, PipelineState& state, Where const& where, Steps step,
+                                       int count, uint32_t rank, TensorStorage& shared) {
     int const in_m = int(rank) % kClusterM, in_n = int(rank) / kClusterM;
     uint16_t shared_a = 0, shared_b = 0;
     for (int n = 0; n < kClusterN; ++n) shared_a |= uint16_t(1) << (in_m + n * kClusterM);
@@ -225,8 +248,8 @@ struct TmaMainloop {
     }
   }
 
-  template <class Sums>
-  CUTLASS_DEVICE void mma(MainloopPipeline pipeline, PipelineState state, Sums& sums, int count, int thread,
+  template <class Pipeline, class Sums>
+  CUTLASS_DEVICE void mma(Pipeline pipeline, PipelineState state, Sums& sums, int count, int thread,
                           TensorStorage& shared, Params const&) {
     static_assert(sizeof(typename Sums::value_type) == sizeof(Register));
     PipelineState released = state;
@@ -267,11 +290,13 @@ struct TmaMainloop {
     cute::warpgroup_fence_operand(sums);
   }
 
-  CUTLASS_DEVICE void mma_tail(MainloopPipeline pipeline, PipelineState released, int count) {
+  template <class Pipeline>
+  CUTLASS_DEVICE void mma_tail(Pipeline pipeline, PipelineState released, int count) {
     cute::warpgroup_wait<0>();
     release_last(pipeline, released, count);
   }
-  CUTLASS_DEVICE static void release_last(MainloopPipeline& pipeline, PipelineState released, int count) {
+  template <class Pipeline>
+  CUTLASS_DEVICE static void release_last(Pipeline& pipeline, PipelineState released, int count) {
     released.advance(count - 1);
     pipeline.consumer_release(released);
   }

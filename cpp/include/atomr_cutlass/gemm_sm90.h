@@ -128,11 +128,11 @@ struct SlicedMainloop : DependentMainloop<Mainloop> {
     Base::load(params, pipeline, state, inputs, slice.of(block), StepsFrom{slice.first}, count, thread, rank, shared);
   }
   template <class Pipeline, class BlockCoord>
-  CUTLASS_DEVICE static void load_by_one(Params const& params, Pipeline& pipeline, typename Base::PipelineState& state,
-                                         BlockCoord const& block, int, int count, uint32_t rank,
-                                         typename Base::TensorStorage& shared) {
+  CUTLASS_DEVICE static void load_steps(bool issues, Params const& params, Pipeline& pipeline,
+                                        typename Base::PipelineState& state, BlockCoord const& block, int, int count,
+                                        uint32_t rank, typename Base::TensorStorage& shared) {
     Slice const slice(params, cute::get<3>(block));
-    Base::load_by_one(params, pipeline, state, slice.of(block), slice.first, count, rank, shared);
+    Base::load_steps(issues, params, pipeline, state, slice.of(block), slice.first, count, rank, shared);
   }
 
  private:

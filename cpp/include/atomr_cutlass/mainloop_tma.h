@@ -160,22 +160,22 @@ struct TmaMainloop {
                            Where const& where, Steps step, int count, int, uint32_t rank, TensorStorage& shared) {
     load_from(params.a, params.b, pipeline, state, where, step, count, rank, shared);
   }
-  // The same by one thread, from step `first` on.
   template <class Pipeline, class Where>
-  CUTLASS_DEVICE static void load_by_one(Params const& params, Pipeline& pipeline, PipelineState& state,
-                                         Where const& where, int first, int count, uint32_t rank,
-                                         TensorStorage& shared) {
-    load_tile(params.a, params.b, pipeline, state, where, StepsFrom{first}, count, rank, shared);
+  CUTLASS_DEVICE static void load_steps(bool issues, Params const& params, Pipeline& pipeline, PipelineState& state,
+                                        Where const& where, int first, int count, uint32_t rank,
+                                        TensorStorage& shared) {
+    load_tile(issues, params.a, params.b, pipeline, state, where, StepsFrom{first}, count, rank, shared);
   }
   template <class Where, class Steps>
   CUTLASS_DEVICE static void load_from(cute::TmaDescriptor const& map_a, cute::TmaDescriptor const& map_b,
                                        MainloopPipeline pipeline, PipelineState state, Where const& where, Steps step,
                                        int count, uint32_t rank, TensorStorage& shared) {
-    if (cute::elect_one_sync()) load_tile(map_a, map_b, pipeline, state, where, step, count, rank, shared);
+    if (cute::elect_one_sync()) load_tile(true, map_a, map_b, pipeline, state, where, step, count, rank, shared);
   }
-  // The operands of a tile, by one thread. Leaves `state` behind the last step's.
+  // The operands of a tile, by the thread of a warp that `issues`. The others wait with it: so the values that TMA
+  // takes stay in uniform registers. Leaves `state` behind the last step's.
   template <class Pipeline, class Where, class Steps>
-  CUTLASS_DEVICE static void load_tile(cute::TmaDescriptor const& map_a, cute::TmaDescriptor const& map_b,
+  CUTLASS_DEVICE static void load_tile(bool issues, cute::TmaDescriptor const& map_a, cute::TmaDescriptor const& map_b,
                                        Pipeline& pipeline, PipelineState& state, Where const& where, Steps step,
                                        int count, uint32_t rank, TensorStorage& shared) {
     int const in_m = int(rank) % kClusterM, in_n = int(rank) / kClusterM;
@@ -189,8 +189,10 @@ struct TmaMainloop {
       pipeline.producer_acquire(state);
       uint64_t* const full = pipeline.producer_get_barrier(state);
       int const k = int(*step) * kK, stage = state.index();
-      TileA::load(map_a, full, shared_a, shared.a + stage * TileA::kBytes, in_n, m, k, batch);
-      TileB::load(map_b, full, shared_b, shared.b + stage * TileB::kBytes, in_m, n, k, batch);
+      if (issues) {
+        TileA::load(map_a, full, shared_a, shared.a + stage * TileA::kBytes, in_n, m, k, batch);
+        TileB::load(map_b, full, shared_b, shared.b + stage * TileB::kBytes, in_m, n, k, batch);
+      }
       ++step;
       ++state;
     }

@@ -62,6 +62,10 @@ class OperandStages {
 
   // The names are those of CUTLASS's pipelines, which take the same places in mainloops.
   CUTLASS_DEVICE void producer_acquire(State const& state) const {
+    if (state.count() == 0) {
+      // All else is ready. The next launch may start beside this one, and waits for its end.
+      asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+    }
     Barrier::wait(&storage->empty[state.index()], state.phase());
     if (bytes > 0) Transactions::arrive_and_expect_tx(&storage->full[state.index()], bytes);
   }
@@ -148,7 +152,8 @@ struct PersistentGemm {
   using StrideB = typename Mainloop::StrideB;
   using StrideC = typename Epilogue::StrideC;
   using StrideD = typename Epilogue::StrideD;
-  using TileScheduler = TileList;
+  using List = TileList<ClusterShape>;
+  using TileScheduler = List;
   using TileSchedulerTag = TileListScheduler;
   using Problem = cute::Shape<int, int, int, int>;
 
@@ -188,13 +193,13 @@ struct PersistentGemm {
     typename Mainloop::Arguments mainloop{};
     typename Epilogue::Arguments epilogue{};
     cutlass::KernelHardwareInfo hw_info{};
-    typename TileList::Arguments scheduler{};
+    typename List::Arguments scheduler{};
   };
   struct Params {
     Problem problem;
     typename Mainloop::Params mainloop;
     typename Epilogue::Params epilogue;
-    typename TileList::Params tiles;
+    typename List::Params tiles;
     cutlass::KernelHardwareInfo device;
   };
 
@@ -203,8 +208,8 @@ struct PersistentGemm {
     result.problem = args.problem_shape;
     result.mainloop = Mainloop::to_underlying_arguments(args.problem_shape, args.mainloop, nullptr);
     result.epilogue = Epilogue::to_underlying_arguments(args.problem_shape, args.epilogue, nullptr);
-    result.tiles = TileList::to_underlying_arguments(args.problem_shape, TileShape{}, ClusterShape{}, args.hw_info,
-                                                     args.scheduler);
+    result.tiles =
+        List::to_underlying_arguments(args.problem_shape, TileShape{}, ClusterShape{}, args.hw_info, args.scheduler);
     result.device = args.hw_info;
     return result;
   }
@@ -214,11 +219,10 @@ struct PersistentGemm {
   }
   static size_t get_workspace_size(Arguments const&) { return 0; }
   static dim3 get_grid_shape(Params const& params) {
-    typename TileList::Arguments args{};
-    args.raster_order = params.tiles.raster_order_ == TileList::RasterOrder::AlongN
-                            ? TileList::RasterOrderOptions::AlongN
-                            : TileList::RasterOrderOptions::AlongM;
-    return TileList::get_grid_shape(params.tiles, params.problem, TileShape{}, ClusterShape{}, params.device, args);
+    typename List::Arguments args{};
+    args.raster_order = params.tiles.raster_order_ == List::RasterOrder::AlongN ? List::RasterOrderOptions::AlongN
+                                                                                : List::RasterOrderOptions::AlongM;
+    return List::get_grid_shape(params.tiles, params.problem, TileShape{}, ClusterShape{}, params.device, args);
   }
 
   CUTLASS_DEVICE void operator()(Params const& params, char* memory) const {
@@ -253,9 +257,8 @@ struct PersistentGemm {
 
     if (warp < kGroup / 32) {
       cutlass::arch::warpgroup_reg_dealloc<kLoadRegisters>();
-      // One thread loads, in a branch of its own: so the values that TMA takes stay in uniform registers.
       if (warp == 0) {
-        if (cute::elect_one_sync()) load(params, shared);
+        load(params, shared);
       } else if (warp == 1) {
         if constexpr (Mainloop::NumProducerThreadEvents > 1) load_scales(params, shared);
       } else if (warp == 2) {
@@ -269,7 +272,7 @@ struct PersistentGemm {
   }
 
  private:
-  using Work = typename TileList::WorkTileInfo;
+  using Work = typename List::WorkTileInfo;
 
   // For the launch before: nothing in global memory is touched before that.
   CUTLASS_DEVICE static void wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -285,16 +288,15 @@ struct PersistentGemm {
   CUTLASS_DEVICE static State first_free() { return {0, 1, 0}; }
 
   CUTLASS_DEVICE static void load(Params const& params, SharedStorage& shared) {
-    wait();
-    // The next launch may start beside this one, and waits for its end.
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-    Stages stages(shared.barriers.operands, params.mainloop.tma_transaction_bytes);
+    bool const issues = cute::elect_one_sync();
+    Stages stages(shared.barriers.operands, issues ? params.mainloop.tma_transaction_bytes : uint32_t(0));
     State state = first_free();
-    TileList list(params.tiles);
+    List list(params.tiles);
     uint32_t const rank = cute::block_rank_in_cluster();
     int const count = steps(params);
     for (Work tile = list.get_current_work(); tile.is_valid(); tile = next(list, 1)) {
-      Mainloop::load_by_one(params.mainloop, stages, state, place(tile), 0, count, rank, shared.tensors.mainloop);
+      Mainloop::load_steps(issues, params.mainloop, stages, state, place(tile), 0, count, rank,
+                           shared.tensors.mainloop);
     }
     stages.producer_tail(state);
   }
@@ -305,7 +307,7 @@ struct PersistentGemm {
     auto const inputs = mainloop.load_init(params.problem, params.mainloop);
     Stages stages(shared.barriers.operands, uint32_t(0));
     State state = first_free();
-    TileList list(params.tiles);
+    List list(params.tiles);
     int const count = steps(params);
     for (Work tile = list.get_current_work(); tile.is_valid(); tile = next(list, 1)) {
       int first = 0;
@@ -329,7 +331,7 @@ struct PersistentGemm {
     wait();
     LoadC const pipeline = pipeline_of_c(params, shared);
     LoadCState state{0, 1, 0};
-    TileList list(params.tiles);
+    List list(params.tiles);
     for (Work tile = list.get_current_work(); tile.is_valid(); tile = next(list, 1)) {
       state = epilogue.load(pipeline, state, params.problem, TileShape{}, place(tile), TiledMma{},
                             int(threadIdx.x) % 32, shared.tensors.epilogue);
@@ -337,7 +339,7 @@ struct PersistentGemm {
     epilogue.load_tail(pipeline, state);
   }
 
-  CUTLASS_DEVICE static Work next(TileList& list, int count) {
+  CUTLASS_DEVICE static Work next(List& list, int count) {
     list.advance_to_next_work(count);
     return list.get_current_work();
   }
@@ -354,7 +356,7 @@ struct PersistentGemm {
     State state;
     LoadCState state_c;
     StoreState store_state{0, 1, 0};
-    TileList list(params.tiles);
+    List list(params.tiles);
     int const count = steps(params);
     Turns multiplying(shared.barriers.multiplying, group), storing(shared.barriers.storing, group);
     if constexpr (kPingpong) {

@@ -13,6 +13,7 @@ namespace atomr_cutlass {
 // The tag by which CUTLASS's kernels take it.
 struct TileListScheduler {};
 
+template <class Cluster>
 class TileList : public cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90 {
   using Base = cutlass::gemm::kernel::detail::PersistentTileSchedulerSm90;
 
@@ -32,7 +33,7 @@ class TileList : public cutlass::gemm::kernel::detail::PersistentTileSchedulerSm
     int32_t log_swizzle_size_ = 0;  // which CUTLASS's kernels ask for
   };
 
-  template <class Problem, class Tile, class Cluster>
+  template <class Problem, class Tile>
   static Params to_underlying_arguments(Problem const& problem, Tile tile, Cluster cluster,
                                         cutlass::KernelHardwareInfo const&, Arguments const& args, void* = nullptr,
                                         uint32_t = 1, uint32_t = 1) {
@@ -53,26 +54,18 @@ class TileList : public cutlass::gemm::kernel::detail::PersistentTileSchedulerSm
   }
 
   // As many clusters as run at once, along the grid's first side.
-  template <class Problem, class Tile, class Cluster>
+  template <class Problem, class Tile>
   static dim3 get_grid_shape(Params const&, Problem const& problem, Tile tile, Cluster cluster,
                              cutlass::KernelHardwareInfo const& device, Arguments args) {
     args.max_swizzle_size = 1;
     dim3 const grid = Base::get_grid_shape(typename Base::Params{}, problem, tile, cluster, device, args);
-    constexpr int kM = cute::size<0>(Cluster{}), kN = cute::size<1>(Cluster{});
     return dim3(grid.x * grid.y / kN, kN, 1);
   }
 
-  CUTLASS_DEVICE explicit TileList(Params const& params) : params(params) {
-    dim3 const cluster = cute::cluster_shape();
-    at = blockIdx.x / cluster.x;
-    step = gridDim.x / cluster.x;
-  }
+  CUTLASS_DEVICE explicit TileList(Params const& params) : params(params), at(blockIdx.x / kM), step(gridDim.x / kM) {}
 
   CUTLASS_DEVICE WorkTileInfo get_current_work() const { return tile(at); }
-  template <class Cluster>
-  CUTLASS_DEVICE WorkTileInfo initial_work_tile_info(Cluster) const {
-    return tile(at);
-  }
+  CUTLASS_DEVICE WorkTileInfo initial_work_tile_info(Cluster) const { return tile(at); }
   CUTLASS_DEVICE void advance_to_next_work(uint32_t count = 1) { at += step * count; }
   CUTLASS_DEVICE bool is_last_tile(WorkTileInfo const&, uint32_t count = 1) const {
     return at + step * count >= params.clusters;
@@ -93,6 +86,8 @@ class TileList : public cutlass::gemm::kernel::detail::PersistentTileSchedulerSm
   CUTLASS_DEVICE static void fixup(Params const&, WorkTileInfo const&, Sums const&, uint32_t, uint32_t) {}
 
  private:
+  static constexpr int kM = cute::size<0>(Cluster{}), kN = cute::size<1>(Cluster{});
+
   CUTLASS_DEVICE WorkTileInfo tile(uint32_t number) const {
     if (number >= params.clusters) return WorkTileInfo::invalid_work_tile();
     int batch, rest, panel, along, across;
@@ -104,10 +99,9 @@ class TileList : public cutlass::gemm::kernel::detail::PersistentTileSchedulerSm
       params.width(along, across, rest);
     }
     across += panel * params.width.divisor;
-    dim3 const cluster = cute::cluster_shape(), block = cute::block_id_in_cluster();
     bool const is_along_n = params.raster_order_ == RasterOrder::AlongN;
     int const m = is_along_n ? across : along, n = is_along_n ? along : across;
-    return {m * int(cluster.x) + int(block.x), n * int(cluster.y) + int(block.y), batch, true};
+    return {m * kM + int(blockIdx.x) % kM, n * kN + int(blockIdx.y), batch, true};
   }
 
   Params const& params;
@@ -120,7 +114,7 @@ namespace cutlass::gemm::kernel::detail {
 
 template <class Tile, class Cluster, uint32_t kStages>
 struct TileSchedulerSelector<atomr_cutlass::TileListScheduler, arch::Sm90, Tile, Cluster, kStages> {
-  using Scheduler = atomr_cutlass::TileList;
+  using Scheduler = atomr_cutlass::TileList<Cluster>;
 };
 
 }  // namespace cutlass::gemm::kernel::detail

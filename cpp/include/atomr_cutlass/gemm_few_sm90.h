@@ -71,6 +71,8 @@ struct GemmFewSm90 {
   static constexpr int kBarrierBytes = 1024;
   static constexpr int kOverrun = 8192;
   static constexpr int kMaxStages = 32, kMaxSteps = 64;
+  static constexpr int kInitAtOnce = 8;  // barriers, without a branch: more than there are do no harm
+  static_assert(kMaxSteps % kInitAtOnce == 0);
   static constexpr int kStageBytes = 64 * 1024;
 
   struct Params {
@@ -250,11 +252,11 @@ struct GemmFewSm90 {
     int const warp = cutlass::canonical_warp_idx_sync();
     if (warp == kWeightsWarp) {
       if (cute::elect_one_sync()) {
-        cute::prefetch_tma_descriptor(&params.weights);
-        cute::prefetch_tma_descriptor(&params.few);
-        if (!kAlongK && params.height % kPiece != 0) cute::prefetch_tma_descriptor(&params.rest);
         int const warps = (params.halved || params.height > 64 ? 8 : 4) << params.share_bits;
-        for (int i = 0; i < params.stages * params.stage_steps; ++i) Full::init(&place.barriers->full[i], 1);
+        for (int i = 0; i < params.stages * params.stage_steps; i += kInitAtOnce) {
+          CUTLASS_PRAGMA_UNROLL
+          for (int j = 0; j < kInitAtOnce; ++j) Full::init(&place.barriers->full[i + j], 1);
+        }
         for (int i = 0; i < params.stages; ++i) Empty::init(&place.barriers->empty[i], warps);
         Empty::init(&place.barriers->sums_full, split);
         Empty::init(&place.barriers->sums_empty, split * kConsumers / 32);
@@ -262,26 +264,23 @@ struct GemmFewSm90 {
         cutlass::arch::fence_view_async_shared();
       }
       __syncwarp();
+    } else if (warp == kFewWarp) {
+      if (cute::elect_one_sync()) {
+        cute::prefetch_tma_descriptor(&params.weights);
+        cute::prefetch_tma_descriptor(&params.few);
+        if (!kAlongK && params.height % kPiece != 0) cute::prefetch_tma_descriptor(&params.rest);
+      }
+      __syncwarp();
     }
     __syncthreads();
     if constexpr (kRanks > 1) cute::cluster_arrive_relaxed();
-    // A branch for each warp that loads, of one thread and all of its work: only then do its values stay in uniform
-    // registers, which TMA takes. A loop that finds them out otherwise takes 100 ns a load.
     if (warp == kWeightsWarp) {
-      if (cute::elect_one_sync()) {
-        if (!params.bound) asm volatile("griddepcontrol.wait;" ::: "memory");
-        load<true>(params, place);
-      }
-      __syncwarp();
+      load<true>(params, place);
       if constexpr (kRanks > 1) cute::cluster_wait();
     } else if (warp == kFewWarp) {
       // No thread block writes into another before that one has its barriers.
       if constexpr (kRanks > 1) cute::cluster_wait();
-      if (cute::elect_one_sync()) {
-        asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-        load<false>(params, place);
-      }
-      __syncwarp();
+      load<false>(params, place);
     } else {
       asm volatile("griddepcontrol.wait;" ::: "memory");
       multiply_and_store(params, place, warp);
@@ -349,12 +348,17 @@ struct GemmFewSm90 {
 
   // All loads of the weights, or of the few rows. Stages are taken back as a whole, so that long pieces of each row are
   // read at once, but each step of a stage has a barrier of its own: the first is used before the last has come.
+  //
+  // By a warp, of which one thread issues the loads and the others wait with it: so the values that TMA takes stay in
+  // uniform registers. A loop that finds them out otherwise takes 100 ns a load.
   template <bool kWeights>
   CUTLASS_DEVICE static void load(Params const& params, Place const& place) {
     auto const weights_hint = uint64_t(cute::TMA::CacheHintSm90::EVICT_FIRST);
     auto const few_hint = uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST);
     int const share = 1 << params.share_bits;
     auto const members = uint16_t(((1 << share) - 1) << place.first_member);
+    bool const issues = cute::elect_one_sync();
+    bool waits = !kWeights || !params.bound;  // for the launch before, when all else is ready
     int stage = 0;
     uint32_t phase = 1;
     for (Tile tile(params); tile.index < params.tiles; tile.next(params)) {
@@ -367,14 +371,24 @@ struct GemmFewSm90 {
         if constexpr (kWeights) {
           // Barriers that this round does not need take part in it, before others can end it: all of a stage are in one
           // phase.
-          for (int step = steps; step < params.stage_steps; ++step) Full::arrive(full + step);
+          for (int step = steps; step < params.stage_steps; ++step) {
+            if (issues) Full::arrive(full + step);
+          }
         }
         char* to = place.stages + stage * params.stage_steps * place.step_bytes;
         if constexpr (!kWeights) to += params.step * place.weights_bytes;
+        if (waits) {
+          asm volatile("griddepcontrol.wait;" ::: "memory");
+          if constexpr (!kWeights) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+          waits = false;
+        }
         for (int step = 0; step < steps; ++step, ++full, to += place.step_bytes) {
           int const box = (begin + step) * params.step;
-          if constexpr (kWeights) Full::arrive_and_expect_tx(full, uint32_t(place.loaded_bytes));
+          if constexpr (kWeights) {
+            if (issues) Full::arrive_and_expect_tx(full, uint32_t(place.loaded_bytes));
+          }
           for (int i = 0; i < params.step; ++i) {
+            if (!issues) continue;
             int const k = (box + i) * kBox;
             if constexpr (!kWeights) {
               if (kRanks == 1 || share == 1) {

@@ -181,7 +181,7 @@ struct PersistentGemm {
       alignas(16) typename Epilogue::PipelineStorage c;
       typename Turns::Storage multiplying, storing;
     } barriers;
-    struct alignas(128) Tensors {
+    struct Tensors {
       typename Epilogue::TensorStorage epilogue;
       typename Mainloop::TensorStorage mainloop;
     } tensors;

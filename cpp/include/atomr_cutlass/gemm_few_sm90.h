@@ -435,6 +435,7 @@ struct GemmFewSm90 {
   CUTLASS_DEVICE static void multiply_and_store(Params const& params, Place const& place, int warp) {
     int const lane = int(threadIdx.x) % 32, split = 1 << params.split_bits;
     Turn turn;
+    Share const mine(params, place);
     for (Tile tile(params); tile.index < params.tiles; tile.next(params)) {
       if (params.few_height <= 16) {
         multiply<16, 2>(params, place, tile, warp, turn);
@@ -463,9 +464,9 @@ struct GemmFewSm90 {
         }
       }
       if (params.halved) {
-        store_parts<2>(params, place, tile);
+        store_parts<2>(params, place, tile, mine);
       } else {
-        store_parts<1>(params, place, tile);
+        store_parts<1>(params, place, tile, mine);
       }
       if constexpr (kRanks > 1) {
         if (split > 1) {
@@ -658,45 +659,69 @@ struct GemmFewSm90 {
     return read;
   }
 
+  // What a thread adds up and stores of each tile, four rows of weights at a time, and the scale of all results, where
+  // they have one: found before the first products, so that nothing waits for divisions or memory after them.
+  //
+  // Neighbours store next to one another: the faster index is that of the runs of four, or of the few rows where D has
+  // them as its columns. Divided once, then counted.
+  struct Share {
+    static constexpr int kRun = 4;
+    int first, end;  // of the rank's runs, the thread's first and the end of all
+    int fast, fast_at, slow_at, fast_step, slow_step;
+    bool uniform = true;
+    float scale, scale_d = 1.0f;
+
+    CUTLASS_DEVICE Share(Params const& params, Place const& place) : scale(params.scaled.alpha) {
+      int const runs = params.height / kRun, count = runs * params.few_rows;
+      first = (count * place.part >> params.split_bits) + int(threadIdx.x);
+      end = count * (place.part + 1) >> params.split_bits;
+      fast = params.turned ? params.few_rows : runs;
+      slow_at = first / fast;
+      fast_at = first - slow_at * fast;
+      slow_step = kConsumers / fast;
+      fast_step = kConsumers - slow_step * fast;
+      if constexpr (kScaled) {
+        ScaledParams const& scaled = params.scaled;
+        scale_d = scaled.output();
+        uniform = scaled.uniform();
+        if (uniform) scale = scaled.row(0, 1) * scaled.column(0, 1);
+      }
+    }
+  };
+
   template <int kHalves>
-  CUTLASS_DEVICE static void store_parts(Params const& params, Place const& place, Tile const& tile) {
+  CUTLASS_DEVICE static void store_parts(Params const& params, Place const& place, Tile const& tile,
+                                         Share const& mine) {
     switch (params.split_bits) {
-      case 0: store<1, kHalves>(params, place, tile); break;
+      case 0: store<1, kHalves>(params, place, tile, mine); break;
       case 1:
-        if constexpr (kRanks >= 2) store<2, kHalves>(params, place, tile);
+        if constexpr (kRanks >= 2) store<2, kHalves>(params, place, tile, mine);
         break;
       case 2:
-        if constexpr (kRanks >= 4) store<4, kHalves>(params, place, tile);
+        if constexpr (kRanks >= 4) store<4, kHalves>(params, place, tile, mine);
         break;
       default:
-        if constexpr (kRanks >= 8) store<8, kHalves>(params, place, tile);
+        if constexpr (kRanks >= 8) store<8, kHalves>(params, place, tile, mine);
     }
   }
 
-  // Adds up and stores this rank's part of a tile, four rows of weights at a time.
+  // Adds up and stores this rank's part of a tile.
   template <int kSplit, int kHalves>
-  CUTLASS_DEVICE static void store(Params const& params, Place const& place, Tile const& tile) {
-    constexpr int kRun = 4;
-    int const batch = tile.batch, tile_row = tile.row(params, place);
-    int const runs = params.height / kRun, count = runs * params.few_rows, wide = pitch(params.height);
-    int const end = count * (place.part + 1) / kSplit;
+  CUTLASS_DEVICE static void store(Params const& params, Place const& place, Tile const& tile, Share const& mine) {
+    constexpr int kRun = Share::kRun;
+    int const batch = tile.batch, tile_row = tile.row(params, place), wide = pitch(params.height);
     int const half = params.few_height * wide;
     ScaledParams const& scaled = params.scaled;
-    float const scale_d = kScaled ? scaled.output() : 1.0f;
     LargestAbsolute largest;
     auto const* const sums = reinterpret_cast<float const*>(place.sums);
-    // Neighbours store next to one another: the faster index is that of the runs, or of the few rows where D has them
-    // as its columns. Divided once, then counted.
-    int const first = count * place.part / kSplit + int(threadIdx.x), fast = params.turned ? params.few_rows : runs;
-    int slow_at = first / fast, fast_at = first % fast;
-    int const slow_step = kConsumers / fast, fast_step = kConsumers % fast;
+    int slow_at = mine.slow_at, fast_at = mine.fast_at;
 #pragma unroll 2
-    for (int i = first; i < end; i += kConsumers) {
+    for (int i = mine.first; i < mine.end; i += kConsumers) {
       int const other = params.turned ? fast_at : slow_at, run = params.turned ? slow_at : fast_at;
-      slow_at += slow_step;
-      fast_at += fast_step;
-      if (fast_at >= fast) {
-        fast_at -= fast;
+      slow_at += mine.slow_step;
+      fast_at += mine.fast_step;
+      if (fast_at >= mine.fast) {
+        fast_at -= mine.fast;
         ++slow_at;
       }
       float4 parts[kSplit * kHalves];
@@ -720,15 +745,15 @@ struct GemmFewSm90 {
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < kRun; ++j) {
         bool const inside = row + j < params.rows;
-        float scale = scaled.alpha;
-        if constexpr (kScaled) {
+        float scale = mine.scale;
+        if (kScaled && !mine.uniform) {
           int const m = params.turned ? row + j : other, n = params.turned ? other : row + j;
           scale = inside ? scaled.row(m, m + 1) * scaled.column(n, n + 1) : 0.0f;
         }
         float value = scale * values[j];
         if (scaled.needs_c() && inside) value += scaled.beta * float(c[j * params.c_row]);
         if (kScaled && inside) largest.see(value);
-        results[j] = convert(value * scale_d);
+        results[j] = convert(value * mine.scale_d);
       }
       if (!params.turned && row + kRun <= params.rows && reinterpret_cast<uint64_t>(d) % sizeof(results) == 0) {
         *reinterpret_cast<cutlass::AlignedArray<ElementD, kRun>*>(d) =

@@ -42,6 +42,12 @@ inline constexpr bool kIsProduct = false;
 template <class Visitor>
 inline constexpr bool kIsProduct<Visitor, cute::enable_if_t<Visitor::kIsProduct>> = true;
 
+// Whether a visitor reads what a tile's results need before the tile's products.
+template <class Visitor, class = void>
+inline constexpr bool kReadsAhead = false;
+template <class Visitor>
+inline constexpr bool kReadsAhead<Visitor, cute::void_t<typename Visitor::Read>> = true;
+
 // Of visitors of TMA epilogues that load nothing but C.
 template <class Params>
 struct PlainVisitor : PlainEpilogue<Params> {

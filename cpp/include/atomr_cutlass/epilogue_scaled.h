@@ -36,8 +36,30 @@ struct ScaledVisitor : PlainVisitor<ScaledParams> {
     return {only, only ? params->row(0, 1) * params->column(0, 1) : 1.0f};
   }
 
-  // Scales of a tile that each thread reads, of one warp group at least.
-  static constexpr int kRowsEach = (kTileM + 127) / 128, kColumnsEach = (kTileN + 127) / 128;
+  // Scales of a tile's rows and columns that a thread reads, of one warp group at least. All are asked for before the
+  // first is there: each takes as long as a few steps of K.
+  struct Read {
+    static constexpr int kRows = (kTileM + 127) / 128, kColumns = (kTileN + 127) / 128;
+    float rows[kRows], columns[kColumns];
+
+    CUTLASS_DEVICE Read() {}
+    CUTLASS_DEVICE Read(ScaledParams const& scales, int tile_m, int tile_n, int count_m, int count_n, int thread,
+                        int threads) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kRows; ++i) rows[i] = scales.row(tile_m + thread + i * threads, count_m);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kColumns; ++i) columns[i] = scales.column(tile_n + thread + i * threads, count_n);
+    }
+  };
+
+  // Called before a tile's products, so that its scales are there after them.
+  template <class Problem, class Where>
+  CUTLASS_DEVICE void read_ahead(Problem const& problem, Where const& where, int thread, int threads) {
+    if (params->uniform()) return;
+    ahead = Read(*params, int(cute::get<0>(where)) * kTileM, int(cute::get<1>(where)) * kTileN,
+                 int(cute::get<0>(problem)), int(cute::get<1>(problem)), thread, threads);
+    is_ahead = true;
+  }
 
   template <class Coordinates, class Source>
   struct Callbacks : cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks {
@@ -45,12 +67,14 @@ struct ScaledVisitor : PlainVisitor<ScaledParams> {
     SharedStorage& shared;
     Coordinates coordinates;  // of the thread's elements, from its first one on
     Source const& source;
-    int tile_m, tile_n;    // where the tile begins
+    int tile_m, tile_n;  // where the tile begins
     int first_m, first_n;  // the thread's first element in the tile
     int count_m, count_n, thread, threads;
     float scale_d;
     float scale;  // of all elements, where they have one
     LargestAbsolute largest;
+    Read read;
+    bool is_read = false;
 
     CUTLASS_DEVICE Callbacks(Params const& params, SharedStorage& shared, Coordinates coordinates, Source const& source)
         : params(params),
@@ -67,19 +91,14 @@ struct ScaledVisitor : PlainVisitor<ScaledParams> {
         scale = scales.row(0, 1) * scales.column(0, 1);
         return;
       }
-      // All of a thread's are asked for before the first is there: each takes as long as a few steps of K.
-      float rows[kRowsEach], columns[kColumnsEach];
+      if (!is_read) read = Read(scales, tile_m, tile_n, count_m, count_n, thread, threads);
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kRowsEach; ++i) rows[i] = scales.row(tile_m + thread + i * threads, count_m);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kColumnsEach; ++i) columns[i] = scales.column(tile_n + thread + i * threads, count_n);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kRowsEach; ++i) {
-        if (thread + i * threads < kTileM) shared.rows[thread + i * threads] = rows[i];
+      for (int i = 0; i < Read::kRows; ++i) {
+        if (thread + i * threads < kTileM) shared.rows[thread + i * threads] = read.rows[i];
       }
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kColumnsEach; ++i) {
-        if (thread + i * threads < kTileN) shared.columns[thread + i * threads] = columns[i];
+      for (int i = 0; i < Read::kColumns; ++i) {
+        if (thread + i * threads < kTileN) shared.columns[thread + i * threads] = read.columns[i];
       }
     }
 
@@ -138,11 +157,15 @@ struct ScaledVisitor : PlainVisitor<ScaledParams> {
     callbacks.first_n = callbacks.count_n - int(cute::get<1>(args.residue_tCcD)) - callbacks.tile_n;
     callbacks.thread = args.thread_idx;
     callbacks.threads = cute::size(args.tiled_copy);
+    callbacks.read = ahead;
+    callbacks.is_read = is_ahead;
     return callbacks;
   }
 
   Params const* params;
   SharedStorage* shared;
+  Read ahead;
+  bool is_ahead = false;
 };
 
 // The same from registers straight to global memory, one element at a time: for D whose rows are not aligned to 16

@@ -441,6 +441,11 @@ struct TmaEpilogue {
     return {false, 0.0f};
   }
 
+  template <class Problem, class Where>
+  CUTLASS_DEVICE void read_ahead(Problem const& problem, Where const& where, int thread) {
+    if constexpr (kReadsAhead<Visitor>) visitor.read_ahead(problem, where, thread, kM * 2);
+  }
+
   // D = factor * sums, of a visitor that says so.
   template <class Where, class Engine, class Layout>
   CUTLASS_DEVICE StorePipelineState store_product(float factor, StorePipelineState state, Where const& where,

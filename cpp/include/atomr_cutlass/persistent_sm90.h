@@ -369,6 +369,7 @@ struct PersistentGemm {
     }
     for (Work tile = list.get_current_work(); tile.is_valid(); tile = next(list, kPingpong ? 2 : 1)) {
       auto sums = cute::partition_fragment_C(TiledMma{}, cute::take<0, 2>(TileShape{}));
+      epilogue.read_ahead(params.problem, place(tile), together);
       if constexpr (kPingpong) multiplying.wait();
       mainloop.mma(stages, state, sums, count, together, shared.tensors.mainloop, params.mainloop);
       if constexpr (kPingpong) multiplying.pass();

@@ -37,6 +37,7 @@ from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.generator import key_file
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
+from atomr_cutlass.generator.epilogue.lower import LINEAR, SCALED
 from atomr_cutlass.generator.key import COLUMN, KernelKey, shared_memory
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.rules import FEW
@@ -149,7 +150,8 @@ def _rows(recorded: dict[str, Any], keys: dict[str, KernelKey]) -> list[Row]:
             of_kernel = timings.setdefault(recorded["kernels"][index], {})
             of_kernel[launch] = min(of_kernel.get(launch, math.inf), microseconds * 1e-6)
         m, n, k = row["shape"]
-        search = GemmSearch(problem(m, n, k, row["layouts"], recorded.get("dtype", "bf16")), device)
+        product = problem(m, n, k, row["layouts"], recorded.get("dtype", "bf16"), row.get("math", "default"))
+        search = GemmSearch(product, device)
         group = search.formulations[-1]
         found = []
         for name, of_kernel in timings.items():
@@ -165,15 +167,19 @@ def _rows(recorded: dict[str, Any], keys: dict[str, KernelKey]) -> list[Row]:
     return rows
 
 
-def problem(m: int, n: int, k: int, layouts: str, dtype: str) -> GemmProblem:
-    """A GEMM of contiguous operands."""
+def problem(m: int, n: int, k: int, layouts: str, dtype: str, math_mode: str) -> GemmProblem:
+    """A GEMM of contiguous operands; of e4m3 with scales, into bf16."""
     element = CutlassDtype(dtype)
+    is_scaled = element is CutlassDtype.F8E4M3
+    result = CutlassDtype.BF16 if is_scaled else element
 
-    def spec(rows: int, columns: int, layout: str) -> MatrixSpec:
-        return MatrixSpec((rows, columns), (1, rows) if layout == COLUMN else (columns, 1), element)
+    def spec(rows: int, columns: int, layout: str, of: CutlassDtype = element) -> MatrixSpec:
+        return MatrixSpec((rows, columns), (1, rows) if layout == COLUMN else (columns, 1), of)
 
-    math = "ieee" if element is CutlassDtype.F32 else "default"
-    return GemmProblem(spec(m, k, layouts[0]), spec(k, n, layouts[1]), None, spec(m, n, "r"), math, 0)
+    operands = spec(m, k, layouts[0]), spec(k, n, layouts[1])
+    math_mode = "ieee" if element is CutlassDtype.F32 else math_mode
+    epilogue = SCALED if is_scaled else LINEAR
+    return GemmProblem(*operands, None, spec(m, n, "r", result), math_mode, 0, epilogue)
 
 
 @dataclass(frozen=True)

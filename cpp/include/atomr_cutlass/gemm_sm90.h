@@ -1,4 +1,5 @@
-// GEMM cells of the sm90 generation: CUTLASS 3.x warp-specialized persistent kernels over TMA and WGMMA.
+// GEMM cells of the sm90 generation: warp-specialized persistent kernels over TMA and WGMMA, of our own where mainloop
+// and epilogue are, else CUTLASS 3.x's.
 //
 // Functions without an annotation run on the host when nvcc compiles them, and on the device under NVRTC, whose
 // -default-device makes them device functions.

@@ -23,8 +23,8 @@ void say(dim3 tiles, cutlass::KernelHardwareInfo const& hardware, int swizzle, O
   auto const problem = cute::make_shape(int(tiles.x), int(tiles.y), 1, int(tiles.z));
   cute::Shape<cute::_1, cute::_1, cute::_1> tile;
   cute::Shape<cute::Int<kM>, cute::Int<kN>, cute::_1> cluster;
-  using List = atomr_cutlass::TileList<decltype(cluster)>;
-  List::Arguments const args{swizzle, order};
+  using List = atomr_cutlass::TileList<cute::Shape<cute::Int<kM>, cute::Int<kN>, cute::_1>>;
+  typename List::Arguments const args{swizzle, order};
   auto const list = List::to_underlying_arguments(problem, tile, cluster, hardware, args);
   dim3 const grid = List::get_grid_shape(list, problem, tile, cluster, hardware, args);
   std::printf("%u %d %d %u ", list.clusters * kM * kN, list.width.divisor, list.raster_order_ == Order::AlongM ? 1 : 2,

@@ -42,7 +42,6 @@ D = CutlassDtype
 _MAINLOOP_SCHEDULE = {
     "pingpong": "KernelTmaWarpSpecializedPingpong",
     "cooperative": "KernelTmaWarpSpecializedCooperative",
-    "warpspecialized": "KernelTmaWarpSpecialized",
 }
 
 
@@ -58,8 +57,8 @@ def supports(key: KernelKey) -> Status:
         return no("gated epilogues store f32 accumulators from registers: their epilogue schedule is nosmem")
     if key.a not in (*HALF_TYPES, *FP8_TYPES, D.I8) and key.math != "tf32":
         return no(f"WGMMA multiplies f16, bf16, tf32, fp8 and i8, not {key.a.value} ({key.math})")
-    if key.mainloop not in ("pingpong", "cooperative", "warpspecialized"):
-        return no(f"sm90 mainloops are pingpong, cooperative and warpspecialized, not {key.mainloop!r}")
+    if key.mainloop not in ("pingpong", "cooperative"):
+        return no(f"sm90 mainloops are pingpong and cooperative, not {key.mainloop!r}")
     if key.scheduler not in ("persistent", "fitted", "streamk"):
         return no(f"sm90 schedulers are fitted, persistent and streamk, not {key.scheduler!r}")
     if key.scheduler == "streamk" and key.mainloop != "cooperative":
@@ -83,6 +82,8 @@ def supports(key: KernelKey) -> Status:
     groups = 2 if key.mainloop == "cooperative" else 1
     if m % (64 * groups) or n % 8 or n > 256:
         return no(f"{key.mainloop} tiles are multiples of {64 * groups} along M and of 8 up to 256 along N")
+    if key.mainloop == "cooperative" and key.epilogue_schedule == "tma" and key.d.bits == 8 and n <= 32:
+        return no("8-bit results of one buffer a tile would be written over while TMA reads them: take pingpong tiles")
     if key.layout_d == COLUMN and n % 16:
         return no("tiles of a column-major D are multiples of 16 along N")
     if k * key.a.bits != 1024:
@@ -113,8 +114,8 @@ def _supports_block_scales(key: KernelKey) -> Status:
         return no("block scales of sm90 kernels are f32, one for 1x128 elements of A and one for 128x128 of B")
     if key.a not in FP8_TYPES or key.math != "default":
         return no("block scales of sm90 kernels are for fp8 operands in full accumulation")
-    if key.mainloop == "warpspecialized" or key.scheduler != "persistent":
-        return no("block-scaled sm90 kernels are pingpong or cooperative, with the persistent scheduler")
+    if key.scheduler != "persistent":
+        return no("block-scaled sm90 kernels have the persistent scheduler")
     if key.tile[1] != BLOCKWISE[1]:
         return no("the N tile of a block-scaled sm90 kernel is 128")
     return OK

@@ -32,7 +32,7 @@ struct PlainEpilogue {
   }
 };
 
-// What an epilogue is of which nothing is left but D = factor * sums, where `only` says so.
+// Whether D is factor * sums and nothing else in a launch.
 struct ProductOnly {
   bool only;
   float factor;

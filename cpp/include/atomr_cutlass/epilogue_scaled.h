@@ -36,8 +36,8 @@ struct ScaledVisitor : PlainVisitor<ScaledParams> {
     return {only, only ? params->row(0, 1) * params->column(0, 1) : 1.0f};
   }
 
-  // Scales of a tile's rows and columns that a thread reads, of one warp group at least. All are asked for before the
-  // first is there: each takes as long as a few steps of K.
+  // The scales of a tile's rows and columns that a thread reads, where at least 128 threads share them. All are asked
+  // for before the first is there: each takes as long as a few steps of K.
   struct Read {
     static constexpr int kRows = (kTileM + 127) / 128, kColumns = (kTileN + 127) / 128;
     float rows[kRows], columns[kColumns];

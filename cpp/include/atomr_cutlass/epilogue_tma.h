@@ -1,5 +1,6 @@
 // The TMA epilogue of warp-specialized GEMMs of the sm90 generation, in the place of CUTLASS's: the same pipelines, the
-// same shared memory, the same bits, and a fraction of its templates, which took a third of a kernel's compilation.
+// same shared memory, the same bits (but for signs of zeros: see store_product), and a fraction of its templates, which
+// took a third of a kernel's compilation.
 #pragma once
 
 #include "atomr_cutlass/epilogue_plain.h"
@@ -446,7 +447,7 @@ struct TmaEpilogue {
     if constexpr (kReadsAhead<Visitor>) visitor.read_ahead(problem, where, thread, kM * 2);
   }
 
-  // D = factor * sums, of a visitor that says so.
+  // D = factor * sums, of a visitor that says so: -0 stays, which adding 0 * C would make 0.
   template <class Where, class Engine, class Layout>
   CUTLASS_DEVICE StorePipelineState store_product(float factor, StorePipelineState state, Where const& where,
                                                   cute::Tensor<Engine, Layout>& sums, int thread,

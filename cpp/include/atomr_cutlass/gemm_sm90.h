@@ -223,7 +223,7 @@ struct GemmSm90 {
   using CollectiveMainloop = cute::conditional_t<kSliced, SlicedMainloop<Mainloop>, DependentMainloop<Mainloop>>;
   static constexpr bool kDependent = true;
 
-  // Mainloops whose operands go through registers, epilogues without shared memory and stream-K keep CUTLASS's kernel.
+  // CUTLASS's mainloops, epilogues without shared memory and stream-K keep CUTLASS's kernel.
   using Kernel = cute::conditional_t<
       kIsTmaMainloop<Mainloop> && !kDirect && !kStreamK, PersistentGemm<CollectiveMainloop, CollectiveEpilogue>,
       cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop, CollectiveEpilogue,

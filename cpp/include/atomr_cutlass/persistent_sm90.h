@@ -48,7 +48,8 @@ class OperandStages {
   // `bytes` of a stage, which a thread announces that loads them; 0 in all others.
   CUTLASS_DEVICE OperandStages(Storage& storage, uint32_t bytes) : storage(&storage), bytes(bytes) {}
 
-  // Of the thread of this number in a warp group that multiplies. Each of the first ones signals another thread block.
+  // Of the thread of this number in a warp group that multiplies. Each of the first ones signals the thread block of
+  // its number, if that shares operands with this one: itself and those of the same row or column of the cluster.
   CUTLASS_DEVICE OperandStages(Storage& storage, int thread) : storage(&storage) {
     if constexpr (kBlocks == 1) {
       signals = thread == 0;

@@ -340,16 +340,7 @@ struct TmaEpilogue {
                                StorePipeline store_pipeline, StorePipelineState store_state, Problem const& problem,
                                Shape shape, Where const& where, cute::Tensor<Engine, Layout> const& accumulators,
                                TiledMma tiled_mma, int thread, TensorStorage& shared, int only) {
-    using Accumulator = typename Engine::value_type;
-    static constexpr int kThreads = kM * 2;
     static_assert(decltype(cute::size(tiled_mma))::value == kThreads, "a warp group has 64 rows of a subtile");
-    static_assert(decltype(cute::size(accumulators))::value == kTileM * kTileN / kThreads);
-    // The accumulators of an instruction, (2, 2, N / 8) of them, in their order; then those along M, then along N.
-    static constexpr int kInstruction = decltype(cute::size<0>(accumulators))::value;
-    static_assert(decltype(cute::size<1>(accumulators))::value == kAlongM);
-    auto const synchronize = [] {
-      cutlass::arch::NamedBarrier::sync(kThreads, cutlass::arch::ReservedNamedBarriers::EpilogueBarrier);
-    };
 
     Places const places(thread);
     Source source;
@@ -392,36 +383,12 @@ struct TmaEpilogue {
           ++wait_state;
         }
 
-        cutlass::Array<Accumulator, Places::kCount> values;
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < Places::kCount; ++i) {
-          int const along = along_n * Places::kCount + i;
-          values[i] =
-              accumulators.data()[along % kInstruction + kInstruction * (along_m + kAlongM * (along / kInstruction))];
-        }
-        auto const visited = callbacks.visit(values, 0, along_m, along_n);
-        using Visited = typename cute::remove_cvref_t<decltype(visited)>::Element;
-        cutlass::NumericArrayConverter<Element, Visited, Places::kCount> convert;
-        char* const to = buffer_d(shared, store_state.index());
-        alignas(16) typename Places::Values const results = convert(visited);
-        places.write(results, to);
-
-        cutlass::arch::fence_view_async_shared();  // what was written to shared memory, before TMA reads it
-        // Without C the buffers are D's alone: all wait at once for what was written, and for the next one to be free.
-        bool const ahead = kBuffersD > 1 && !loads;
-        if (ahead && issues) cute::tma_store_wait<(kBuffersD > 1 ? kBuffersD - 2 : 0)>();
-        synchronize();
-        if (issues) {
-          int const m = tile_m + along_m * kM, n = tile_n + along_n * kN;
-          Place::template store<Boxes, kColumnMajor>(params, *map, to, m, n, int(cute::get<3>(where)));
-          store_pipeline.producer_commit(store_state);
-        }
+        auto const results = callbacks.visit(of_subtile(accumulators, along_m, along_n), 0, along_m, along_n);
+        // Without C the buffers are D's alone.
+        store_subtile(map, results, places, buffer_d(shared, store_state.index()), tile_m + along_m * kM,
+                      tile_n + along_n * kN, int(cute::get<3>(where)), issues, !loads);
         ++store_state;
         ++stores;
-        if (!ahead) {
-          if (issues) store_pipeline.producer_acquire(store_state);
-          synchronize();
-        }
 
         if constexpr (kReuseC) {
           // All but the last kStagesD - 1 stores have ended.
@@ -453,7 +420,6 @@ struct TmaEpilogue {
                                                   cute::Tensor<Engine, Layout>& sums, int thread,
                                                   TensorStorage& shared) {
     if constexpr (kIsProduct<Visitor> && cute::is_same_v<typename Engine::value_type, float>) {
-      static constexpr int kThreads = kM * 2, kInstruction = decltype(cute::size<0>(sums))::value;
       if (factor != 1.0f) {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < decltype(cute::size(sums))::value; ++i) sums(i) = __fmul_rn(factor, sums(i));
@@ -465,26 +431,8 @@ struct TmaEpilogue {
       for (int along_n = 0; along_n < kAlongN; ++along_n) {
         CUTLASS_PRAGMA_UNROLL
         for (int along_m = 0; along_m < kAlongM; ++along_m) {
-          cutlass::Array<float, Places::kCount> values;
-          CUTLASS_PRAGMA_UNROLL
-          for (int i = 0; i < Places::kCount; ++i) {
-            int const along = along_n * Places::kCount + i;
-            values[i] = sums.data()[along % kInstruction + kInstruction * (along_m + kAlongM * (along / kInstruction))];
-          }
-          cutlass::NumericArrayConverter<Element, float, Places::kCount> convert;
-          char* const to = buffer_d(shared, state.index());
-          alignas(16) typename Places::Values const results = convert(values);
-          places.write(results, to);
-
-          cutlass::arch::fence_view_async_shared();
-          // All wait at once for what was written, and for the next buffer to be free.
-          if (issues) cute::tma_store_wait<(kBuffersD > 1 ? kBuffersD - 2 : 0)>();
-          cutlass::arch::NamedBarrier::sync(kThreads, cutlass::arch::ReservedNamedBarriers::EpilogueBarrier);
-          if (issues) {
-            int const m = tile_m + along_m * kM, n = tile_n + along_n * kN;
-            Place::template store<Boxes, kColumnMajor>(params, params.store_d, to, m, n, int(cute::get<3>(where)));
-            cute::tma_store_arrive();
-          }
+          store_subtile(&params.store_d, of_subtile(sums, along_m, along_n), places, buffer_d(shared, state.index()),
+                        tile_m + along_m * kM, tile_n + along_n * kN, int(cute::get<3>(where)), issues, true);
           ++state;
         }
       }
@@ -511,6 +459,54 @@ struct TmaEpilogue {
   Params const& params;
   Visitor visitor;
   int stores = 0;
+
+ private:
+  static constexpr int kThreads = kM * 2;  // that store a subtile
+
+  CUTLASS_DEVICE static void synchronize() {
+    cutlass::arch::NamedBarrier::sync(kThreads, cutlass::arch::ReservedNamedBarriers::EpilogueBarrier);
+  }
+
+  // A thread's accumulators of a subtile. Those of an instruction, (2, 2, N / 8) of them, lie in their order; then come
+  // those along M, then along N.
+  template <class Engine, class Layout>
+  CUTLASS_DEVICE static auto of_subtile(cute::Tensor<Engine, Layout> const& accumulators, int along_m, int along_n) {
+    static_assert(decltype(cute::size(accumulators))::value == kTileM * kTileN / kThreads);
+    static_assert(decltype(cute::size<1>(accumulators))::value == kAlongM);
+    constexpr int kInstruction = decltype(cute::size<0>(accumulators))::value;
+    cutlass::Array<typename Engine::value_type, Places::kCount> values;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < Places::kCount; ++i) {
+      int const along = along_n * Places::kCount + i;
+      values[i] =
+          accumulators.data()[along % kInstruction + kInstruction * (along_m + kAlongM * (along / kInstruction))];
+    }
+    return values;
+  }
+
+  // Stores a subtile's results, of which a thread has `values`, through a buffer at the place `m`, `n` of D. `issues`:
+  // of the thread that stores, which is the one that waits for stores. When it returns the next buffer is free, or it
+  // is once all have passed the next barrier: `ahead`, of more than one buffer that nothing else is loaded into.
+  template <class Values>
+  CUTLASS_DEVICE void store_subtile(cute::TmaDescriptor const* map, Values const& values, Places const& places,
+                                    char* buffer, int m, int n, int batch, bool issues, bool ahead) const {
+    cutlass::NumericArrayConverter<Element, typename Values::Element, Places::kCount> convert;
+    alignas(16) typename Places::Values const results = convert(values);
+    places.write(results, buffer);
+    cutlass::arch::fence_view_async_shared();  // what was written to shared memory, before TMA reads it
+    ahead = ahead && kBuffersD > 1;
+    // All wait at once for what was written, and for the next buffer to be free.
+    if (ahead && issues) cute::tma_store_wait<(kBuffersD > 1 ? kBuffersD - 2 : 0)>();
+    synchronize();
+    if (issues) {
+      Place::template store<Boxes, kColumnMajor>(params, *map, buffer, m, n, batch);
+      cute::tma_store_arrive();
+    }
+    if (!ahead) {
+      if (issues) cute::tma_store_wait<int(StorePipeline::UnacquiredStages)>();
+      synchronize();
+    }
+  }
 };
 
 // The stages of the mainloop that fit into a thread block's shared memory beside other bytes.

@@ -7,13 +7,15 @@
 // 128, or of 16 where the weights' rows are what is contiguous, so that the last wave is as full as the others: a
 // multiprocessor cannot draw the share of device memory's rate of those that have nothing to do. The thread blocks of a
 // cluster share the few rows, of which each loads some and sends them to all (multicast), or they divide K, or both:
-// `swizzle` of them, which is 1 or another power of 2, share, and have tiles side by side. Those that divide K leave
-// their sums in their shared memory; all of them read a part of the tile from there, add it up in the order of the
-// ranks, and store it: no workspace, and the same bits every time. Tiles of at most 64 rows are multiplied by both
-// warp groups, each taking half of K.
+// `swizzle` of them, which is 1 or another power of 2, share, and have tiles side by side. Of those that divide K each
+// stores a part of the tile: all write their sums into the shared memory of the one that stores them, which adds them
+// up in the order of the ranks: no workspace, and the same bits every time. Tiles of at most 64 rows are multiplied by
+// both warp groups, each taking half of K.
 //
 // The launch before may still run when a kernel starts: nothing in global memory is touched before `griddepcontrol`
-// has waited for it, but for weights that are known not to be written (`bound`).
+// has waited for it, but for weights that are known not to be written (`bound`). Where those leave half of the
+// multiprocessors free, the next launch starts when all loads are under way (`late`): the weights that it requests
+// would take memory's rate from them (measured: 10 to 20% of a launch).
 //
 // Functions without an annotation run on the host when nvcc compiles them, and on the device under NVRTC, whose
 // -default-device makes them device functions.
@@ -54,6 +56,8 @@ struct GemmFewSm90 {
   static constexpr int kUnit = kAlongK ? 8 : 16;  // heights of tiles are multiples of it
   static constexpr int kPiece = 64;  // rows that a TMA load takes at most where they are contiguous
   static constexpr int kConsumers = 256;
+  static constexpr int kRun = 4, kRunBytes = kRun * sizeof(float);  // see Runs
+  static constexpr int kTogetherBits = 3, kTogether = 1 << kTogetherBits;
   static constexpr int kThreads = kConsumers + 64;  // a warp loads the weights, another the few rows
   static constexpr int kMinBlocks = 1;
   static constexpr int kClusterM = 1, kClusterN = 1, kClusterK = kRanks;
@@ -93,7 +97,9 @@ struct GemmFewSm90 {
     int32_t steps, stage_steps, stages, stages_offset;
     int32_t weights_batched, few_batched;
     int32_t bound;  // no launch that may be running writes the weights
+    int32_t late;  // the next launch starts when all weights have been requested, not at once
     int32_t boxes;  // of K
+    int32_t runs;  // that a thread block stores of a tile, rounded up; see Runs
     ScaledParams scaled;
     // Scales of blocks: strides from one to the next along the weights' rows or the few, and along K. Several rows or
     // few may have one: their number is 1 << bits.
@@ -165,7 +171,10 @@ struct GemmFewSm90 {
     result.tiles = result.batch_tiles * args.batch;
     int const clusters = available(args);
     result.clusters = result.tiles < clusters ? result.tiles : clusters;
-    int const sums_bytes = (result.halved ? 2 : 1) * result.few_height * pitch(result.height) * 4;
+    int const split = 1 << result.split_bits;
+    result.runs = ceil_div(result.height / kRun * few, kTogether * split) * kTogether;
+    int const sums = split > 1 ? split * result.runs * kRun : result.few_height * pitch(result.height);
+    int const sums_bytes = (result.halved ? 2 : 1) * sums * int(sizeof(float));
     result.stages_offset = ceil_div(kBarrierBytes + sums_bytes, 1024) * 1024;
     int const box_bytes = weights_bytes(result.height) + result.few_height * kBoxBytes;
     int const stages_bytes = kSharedBytes - kOverrun - result.stages_offset;
@@ -173,7 +182,7 @@ struct GemmFewSm90 {
     result.group = result.few_height > (result.halved ? 32 : 64) ? 1 : 2;
     result.step = result.group * (result.halved ? 2 : 1);
     result.steps = ceil_div(ceil_div(args.k, kBox), result.step);
-    int const most = clamp(ceil_div(result.steps, 1 << result.split_bits), 1, kStageBoxes / result.step);
+    int const most = clamp(ceil_div(result.steps, split), 1, kStageBoxes / result.step);
     // Long pieces of each row suit device memory; three stages keep it busy.
     int const stage_bytes = clamp(stages_bytes / 3, 0, kStageBytes), step_bytes = box_bytes * result.step;
     result.stage_steps = clamp(stage_bytes / step_bytes, 1, most);
@@ -210,6 +219,7 @@ struct GemmFewSm90 {
     result.d_few = turn ? 1 : args.ldd;
     result.d_batch = args.batch_stride_d;
     result.bound = (args.settled & (turn ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED)) != 0;
+    result.late = result.bound && 2 * kRanks * result.clusters <= args.sm_count;
     result.scaled = ScaledParams::of(args);
     result.boxes = ceil_div(args.k, kBox);
     if constexpr (kBlockScaled) {
@@ -258,7 +268,7 @@ struct GemmFewSm90 {
           for (int j = 0; j < kInitAtOnce; ++j) Full::init(&place.barriers->full[i + j], 1);
         }
         for (int i = 0; i < params.stages; ++i) Empty::init(&place.barriers->empty[i], warps);
-        Empty::init(&place.barriers->sums_full, split);
+        Full::init(&place.barriers->sums_full, 1);
         Empty::init(&place.barriers->sums_empty, split * kConsumers / 32);
         cutlass::arch::fence_barrier_init();
         cutlass::arch::fence_view_async_shared();
@@ -276,11 +286,14 @@ struct GemmFewSm90 {
     if constexpr (kRanks > 1) cute::cluster_arrive_relaxed();
     if (warp == kWeightsWarp) {
       load<true>(params, place);
+      __syncwarp();
       if constexpr (kRanks > 1) cute::cluster_wait();
     } else if (warp == kFewWarp) {
       // No thread block writes into another before that one has its barriers.
-      if constexpr (kRanks > 1) cute::cluster_wait();
+      if (kRanks > 1 && share > 1) cute::cluster_wait();
       load<false>(params, place);
+      __syncwarp();
+      if (kRanks > 1 && share == 1) cute::cluster_wait();
     } else {
       asm volatile("griddepcontrol.wait;" ::: "memory");
       multiply_and_store(params, place, warp);
@@ -316,8 +329,8 @@ struct GemmFewSm90 {
     return kAlongK ? height * kBoxBytes : ceil_div(height, kPiece) * kBox * kBoxBytes;
   }
 
-  // Floats from one of the few rows to the next in a tile's sums: the rows that the lanes of a warp write differ by
-  // two, and meet different banks.
+  // Floats from one of the few rows to the next in the sums of a tile whose K is not divided: the rows that the lanes
+  // of a warp write differ by two, and meet different banks.
   CUTLASS_HOST_DEVICE static constexpr int pitch(int height) { return height + 4; }
 
   static int clamp(int value, int least, int most) { return value < least ? least : (value > most ? most : value); }
@@ -379,7 +392,7 @@ struct GemmFewSm90 {
         if constexpr (!kWeights) to += params.step * place.weights_bytes;
         if (waits) {
           asm volatile("griddepcontrol.wait;" ::: "memory");
-          if constexpr (!kWeights) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+          if (!kWeights && !params.late) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
           waits = false;
         }
         for (int step = 0; step < steps; ++step, ++full, to += place.step_bytes) {
@@ -414,11 +427,15 @@ struct GemmFewSm90 {
             }
           }
         }
+        __syncwarp();
         if (++stage == params.stages) {
           stage = 0;
           phase ^= 1;
         }
       }
+    }
+    if (kWeights && params.late) {
+      asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
     }
     if constexpr (kWeights && kRanks > 1) {
       // Shared memory stays until all have used what this thread block sent them, and their signals have come.
@@ -437,6 +454,9 @@ struct GemmFewSm90 {
     Turn turn;
     Share const mine(params, place);
     for (Tile tile(params); tile.index < params.tiles; tile.next(params)) {
+      if (split > 1 && threadIdx.x == 0) {
+        Full::arrive_and_expect_tx(&place.barriers->sums_full, mine.bytes << (params.split_bits + params.halved));
+      }
       if (params.few_height <= 16) {
         multiply<16, 2>(params, place, tile, warp, turn);
       } else if (kFew == 32 || params.few_height <= 32) {
@@ -451,17 +471,10 @@ struct GemmFewSm90 {
           multiply<128, 1>(params, place, tile, warp, turn);
         }
       }
-      cutlass::arch::NamedBarrier::sync(kConsumers, 0);
-      if constexpr (kRanks > 1) {
-        if (turn.first) cute::cluster_wait();
-        if (split > 1) {
-          // One thread speaks for the thread block: this fence is dear.
-          if (warp == 0 && lane < split) {
-            asm volatile("fence.acq_rel.cluster;" ::: "memory");
-            Empty::arrive(&place.barriers->sums_full, uint32_t((lane << params.share_bits) + place.member), 1u);
-          }
-          wait_for_cluster(&place.barriers->sums_full, turn.tile_phase);
-        }
+      if (split > 1) {
+        wait_for_cluster(&place.barriers->sums_full, turn.tile_phase);
+      } else {
+        cutlass::arch::NamedBarrier::sync(kConsumers, 0);
       }
       if (params.halved) {
         store_parts<2>(params, place, tile, mine);
@@ -469,9 +482,10 @@ struct GemmFewSm90 {
         store_parts<1>(params, place, tile, mine);
       }
       if constexpr (kRanks > 1) {
-        if (split > 1) {
-          // What was read has been used.
-          asm volatile("" ::: "memory");
+        // The others write the next tile's sums when all have read these, if there is a next one: a thread block may
+        // leave when its own have come.
+        if (split > 1 && tile.index + params.clusters < params.tiles) {
+          asm volatile("" ::: "memory");  // what was read has been used
           __syncwarp();
           if (lane < split) {
             Empty::arrive(&place.barriers->sums_empty, uint32_t((lane << params.share_bits) + place.member), 1u);
@@ -481,8 +495,6 @@ struct GemmFewSm90 {
       turn.first = false;
       turn.tile_phase ^= 1;
     }
-    // Shared memory that others read stays until they have.
-    if (split > 1) empty_sums(params, place, turn.tile_phase ^ 1);
   }
 
   // Where a warp is in the stages, and in the tiles.
@@ -601,17 +613,82 @@ struct GemmFewSm90 {
       wgmma_fence(sums);
       release(before);
     }
-    // The sums before these have been read.
-    if (!turn.first) empty_sums(params, place, turn.tile_phase ^ 1);
-    if (multiplies) {
-      int const rows = params.height - first_row, wide = pitch(params.height);
-      float* const to = reinterpret_cast<float*>(place.sums) + half * params.few_height * wide + first_row;
+    if (turn.first) {
+      // No thread block writes into another before that one has its barriers.
+      if constexpr (kRanks > 1) cute::cluster_wait();
+    } else {
+      // The sums before these have been read.
+      empty_sums(params, place, turn.tile_phase ^ 1);
+    }
+    if (multiplies) leave<kWide>(params, place, half, first_row + warp % 4 * 16, sums);
+  }
+
+  // Sums of four rows of weights and one of the few are a run. Runs are numbered in the order in which they are stored,
+  // so that neighbours are stored next to one another: first those of one of the few rows, or, where D has the few as
+  // its columns, those of the same four rows. kTogether of them belong to one of the ranks that divide K, the next ones
+  // to the next rank.
+  struct Runs {
+    int along, few;  // runs of one of the few rows, and the few rows
+    bool turned;
+
+    CUTLASS_DEVICE explicit Runs(Params const& params)
+        : along(params.height / kRun),
+          few(params.few_rows),
+          turned(params.turned) {}
+    CUTLASS_DEVICE int count() const { return along * few; }
+    CUTLASS_DEVICE int number(int run, int other) const { return turned ? run * few + other : other * along + run; }
+  };
+
+  // Leaves the sums of a warp, of 16 rows from `first` on, for those who store them.
+  template <int kWide>
+  CUTLASS_DEVICE static void leave(Params const& params, Place const& place, int half, int first,
+                                   float (&sums)[kWide / 2]) {
+    int const lane = int(threadIdx.x) % 32, bits = params.split_bits;
+    if (kRanks == 1 || bits == 0) {
+      int const row = first + lane / 4, wide = pitch(params.height);
+      float* const to = reinterpret_cast<float*>(place.sums) + half * params.few_height * wide + row;
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kSums; ++i) {
-        int const row = warp % 4 * 16 + lane / 4 + i / 2 % 2 * 8, other = lane % 4 * 2 + i / 4 * 8 + i % 2;
-        if (row < rows && other < params.few_height) to[other * wide + row] = sums[i];
+      for (int i = 0; i < kWide / 2; ++i) {
+        int const below = i / 2 % 2 * 8, other = lane % 4 * 2 + i / 4 * 8 + i % 2;
+        if (row + below < params.height && other < params.few_height) to[other * wide + below] = sums[i];
+      }
+    } else {
+      Runs const runs(params);
+      // After they have changed places with three others', a thread's four sums of eight of the few rows are a run.
+      int const among = lane / 4 % 4, run = first / kRun + lane / 16 + among / 2 * 2;
+      int other = lane % 4 * 2 + among % 2, number = runs.number(run, other);
+      int const further = 8 * (runs.turned ? 1 : runs.along);
+      // A thread block has its runs of each part of K, one after the other.
+      int const part = (place.part << params.halved) + half;
+      uint32_t const of_part = cute::cast_smem_ptr_to_uint(place.sums) + part * params.runs * kRunBytes;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kWide / 8; ++i, other += 8, number += further) {
+        float* const four = sums + 4 * i;
+        transpose(four, among);
+        if (run >= runs.along || other >= runs.few) continue;
+        int const owner = number / kTogether & ((1 << bits) - 1);
+        int const at = (number >> (kTogetherBits + bits)) * kTogether + number % kTogether;
+        uint32_t const rank = uint32_t((owner << params.share_bits) + place.member);
+        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(
+                         cute::set_block_rank(of_part + at * kRunBytes, rank)),
+                     "r"(cute::set_block_rank(cute::cast_smem_ptr_to_uint(&place.barriers->sums_full), rank)),
+                     "f"(four[0]), "f"(four[1]), "f"(four[2]), "f"(four[3])
+                     : "memory");
       }
     }
+  }
+
+  // Of four numbers of each of four lanes, 4 apart, lane `among` gets those with that index, in the order of the lanes.
+  CUTLASS_DEVICE static void transpose(float* four, int among) {
+    static_assert(kRun == 4);
+    auto const exchange = [](float& low, float& high, bool is_high, int lanes) {
+      float const got = __shfl_xor_sync(0xFFFFFFFF, is_high ? low : high, lanes);
+      (is_high ? low : high) = got;
+    };
+    exchange(four[0], four[1], among % 2 != 0, 4);
+    exchange(four[2], four[3], among % 2 != 0, 4);
+    exchange(four[0], four[2], among / 2 != 0, 8);
+    exchange(four[1], four[3], among / 2 != 0, 8);
   }
 
   // A box of K.
@@ -648,38 +725,28 @@ struct GemmFewSm90 {
     }
   }
 
-  // Four sums of a rank, or of this one.
-  template <bool kRemote>
-  CUTLASS_DEVICE static float4 sums_of(float const* sums, int rank) {
-    if constexpr (!kRemote) return *reinterpret_cast<float4 const*>(sums);
-    float4 read;
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(read.x), "=f"(read.y), "=f"(read.z), "=f"(read.w)
-                 : "r"(cute::set_block_rank(cute::cast_smem_ptr_to_uint(sums), uint32_t(rank))));
-    return read;
-  }
-
-  // What a thread adds up and stores of each tile, four rows of weights at a time, and the scale of all results, where
-  // they have one: found before the first products, so that nothing waits for divisions or memory after them.
-  //
-  // Neighbours store next to one another: the faster index is that of the runs of four, or of the few rows where D has
-  // them as its columns. Divided once, then counted.
+  // What a thread adds up and stores of each tile, and the scale of all results, where they have one: found before the
+  // first products, so that nothing waits for divisions or memory after them.
   struct Share {
-    static constexpr int kRun = 4;
-    int first, end;  // of the rank's runs, the thread's first and the end of all
-    int fast, fast_at, slow_at, fast_step, slow_step;
+    int first, end, step;  // numbers of the thread's first run, behind the tile's last, and to the next one
+    int bytes;  // of the thread block's runs of one part of K
+    int fast, fast_at, slow_at, fast_step, slow_step;  // the same, divided once, then counted
     bool uniform = true;
     float scale, scale_d = 1.0f;
 
     CUTLASS_DEVICE Share(Params const& params, Place const& place) : scale(params.scaled.alpha) {
-      int const runs = params.height / kRun, count = runs * params.few_rows;
-      first = (count * place.part >> params.split_bits) + int(threadIdx.x);
-      end = count * (place.part + 1) >> params.split_bits;
-      fast = params.turned ? params.few_rows : runs;
+      Runs const runs(params);
+      int const thread = int(threadIdx.x), bits = params.split_bits, before = place.part * kTogether;
+      end = runs.count();
+      first = (thread / kTogether * kTogether << bits) + before + thread % kTogether;
+      step = kConsumers << bits;
+      int const whole = (end >> (kTogetherBits + bits)) * kTogether, left = end - (whole << bits) - before;
+      bytes = (whole + (left < 0 ? 0 : (left < kTogether ? left : kTogether))) * kRunBytes;
+      fast = runs.turned ? runs.few : runs.along;
       slow_at = first / fast;
       fast_at = first - slow_at * fast;
-      slow_step = kConsumers / fast;
-      fast_step = kConsumers - slow_step * fast;
+      slow_step = step / fast;
+      fast_step = step - slow_step * fast;
       if constexpr (kScaled) {
         ScaledParams const& scaled = params.scaled;
         scale_d = scaled.output();
@@ -708,15 +775,15 @@ struct GemmFewSm90 {
   // Adds up and stores this rank's part of a tile.
   template <int kSplit, int kHalves>
   CUTLASS_DEVICE static void store(Params const& params, Place const& place, Tile const& tile, Share const& mine) {
-    constexpr int kRun = Share::kRun;
-    int const batch = tile.batch, tile_row = tile.row(params, place), wide = pitch(params.height);
-    int const half = params.few_height * wide;
+    int const batch = tile.batch, tile_row = tile.row(params, place);
     ScaledParams const& scaled = params.scaled;
     LargestAbsolute largest;
-    auto const* const sums = reinterpret_cast<float const*>(place.sums);
+    // Of each part of K the thread's next run, or, where K is not divided, all sums.
+    int const wide = pitch(params.height), part_floats = kSplit > 1 ? params.runs * kRun : params.few_height * wide;
+    auto const* sums = reinterpret_cast<float const*>(place.sums) + (kSplit > 1 ? int(threadIdx.x) * kRun : 0);
     int slow_at = mine.slow_at, fast_at = mine.fast_at;
 #pragma unroll 2
-    for (int i = mine.first; i < mine.end; i += kConsumers) {
+    for (int i = mine.first; i < mine.end; i += mine.step) {
       int const other = params.turned ? fast_at : slow_at, run = params.turned ? slow_at : fast_at;
       slow_at += mine.slow_step;
       fast_at += mine.fast_step;
@@ -727,9 +794,10 @@ struct GemmFewSm90 {
       float4 parts[kSplit * kHalves];
       CUTLASS_PRAGMA_UNROLL
       for (int part = 0; part < kSplit * kHalves; ++part) {
-        parts[part] = sums_of<(kSplit > 1)>(sums + part % kHalves * half + other * wide + run * kRun,
-                                            (part / kHalves << params.share_bits) + place.member);
+        float const* const from = sums + part * part_floats + (kSplit > 1 ? 0 : other * wide + run * kRun);
+        parts[part] = *reinterpret_cast<float4 const*>(from);
       }
+      if (kSplit > 1) sums += kConsumers * kRun;
       float4 sum = parts[0];
       CUTLASS_PRAGMA_UNROLL
       for (int part = 1; part < kSplit * kHalves; ++part) {

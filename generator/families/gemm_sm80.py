@@ -190,7 +190,8 @@ def cells(arch: SmArch) -> Iterator[Cell]:
             for tile, warps, stages in _F64_VECTORS:
                 yield FULL, _gemm_sm80(arch, D.F64, D.F64, layouts, (2, 2, 1), tile, warps, stages)
             # For few rows of a column-major B 4% faster, of a row-major one no faster.
-            yield ON_DEMAND, _gemm_sm80(arch, D.F64, D.F64, layouts, (2, 2, 1), (32, 32, 32), (2, 2, 1), 5)
+            tier = FULL if layouts == "rc" else ON_DEMAND
+            yield tier, _gemm_sm80(arch, D.F64, D.F64, layouts, (2, 2, 1), (32, 32, 32), (2, 2, 1), 5)
         elif common and arch is not SmArch.SM100:
             yield FULL, _gemm_sm80(arch, D.F64, D.F64, layouts, (1, 1, 1), (128, 128, 16), (4, 2, 1), 3)
     integer_tier = FULL if fallback else DEFAULT

@@ -82,8 +82,6 @@ def supports(key: KernelKey) -> Status:
     groups = 2 if key.mainloop == "cooperative" else 1
     if m % (64 * groups) or n % 8 or n > 256:
         return no(f"{key.mainloop} tiles are multiples of {64 * groups} along M and of 8 up to 256 along N")
-    if key.mainloop == "cooperative" and key.epilogue_schedule == "tma" and key.d.bits == 8 and n <= 32:
-        return no("8-bit results of one buffer a tile would be written over while TMA reads them: take pingpong tiles")
     if key.layout_d == COLUMN and n % 16:
         return no("tiles of a column-major D are multiples of 16 along N")
     if k * key.a.bits != 1024:
@@ -130,18 +128,22 @@ def _supports_fitted(key: KernelKey) -> Status:
             "kernels whose launch chooses the columns of a tile multiply f16 and bf16, or e4m3 with a scaled epilogue, "
             "and store f16 and bf16 by TMA"
         )
-    if key.mainloop not in ("pingpong", "cooperative") or key.tile[1] % 64 or key.layout_b != COLUMN:
+    if key.mainloop not in ("pingpong", "cooperative") or key.tile[1] % 64:
         return no(
             "kernels whose launch chooses the columns of a tile are pingpong or cooperative, with N tiles that are "
-            "multiples of 64, and B contiguous along K"
+            "multiples of 64"
         )
     return OK
 
 
 def widths(key: KernelKey) -> range:
     """The columns of a tile that a launch may choose (`width` of its arguments); empty for other kernels."""
-    n = key.tile[1]
-    return range(n // 4, n + 1, 16) if key.scheduler == "fitted" else range(0)
+    if key.scheduler != "fitted":
+        return range(0)
+    # TMA loads a row-major B in boxes as wide as the swizzle that divides a tile's lines. Boxes of 32 bytes take up to
+    # twice as long.
+    step, n = 16 if key.layout_b == COLUMN else 32, key.tile[1]
+    return range(-(-n // (4 * step)) * step, n + 1, step)
 
 
 def of_width(key: KernelKey, width: int) -> KernelKey:
@@ -258,7 +260,6 @@ _FITTED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str, str]
     "rc": (
         ((64, 256), (4, 1), "pingpong", COLUMN),
         ((64, 256), (4, 2), "pingpong", COLUMN),
-        ((64, 256), (2, 4), "pingpong", COLUMN),
         ((128, 192), (2, 1), "pingpong", COLUMN),
         ((128, 192), (2, 4), "pingpong", COLUMN),
         ((128, 256), (2, 1), "cooperative", COLUMN),
@@ -271,26 +272,28 @@ _FITTED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str, str]
     "rr": (
         ((64, 256), (4, 1), "pingpong", COLUMN),
         ((64, 256), (4, 2), "pingpong", COLUMN),
-        ((128, 192), (2, 1), "pingpong", COLUMN),
         ((128, 192), (4, 1), "pingpong", COLUMN),
         ((128, 192), (2, 4), "pingpong", COLUMN),
         ((128, 256), (2, 1), "cooperative", COLUMN),
+        ((128, 256), (1, 2), "cooperative", COLUMN),
         ((128, 256), (4, 2), "cooperative", COLUMN),
         ((192, 128), (4, 2), "pingpong", COLUMN),
         ((256, 192), (1, 2), "cooperative", COLUMN),
+        ((128, 192), (2, 1), "pingpong", ROW),
+        ((256, 192), (2, 1), "cooperative", ROW),
     ),
 }
 """Of f16 and bf16, by the layouts of A and B: the widest tiles of kernels whose launch chooses the columns, and the
 layout of D, column-major of D^T (docs/performance-log.md, 2026-11-24)."""
 
 _FITTED_BF16_TILES = (
-    ((64, 256), (2, 4)),
     ((128, 192), (2, 4)),
     ((128, 256), (1, 2)),
     ((128, 256), (2, 4)),
     ((128, 256), (4, 2)),
     ((192, 128), (4, 2)),
     ((256, 192), (1, 2)),
+    ((256, 192), (2, 1)),
 )
 """Those that f16 has on demand only: they gain least over the others."""
 
@@ -346,13 +349,15 @@ _FITTED_FP8_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str, 
         ((128, 192), (2, 1), "cooperative", COLUMN),
         ((128, 192), (4, 2), "cooperative", COLUMN),
         ((128, 192), (2, 1), "cooperative", ROW),
-        ((128, 192), (1, 2), "cooperative", ROW),
         ((128, 192), (2, 4), "cooperative", ROW),
     ),
     "fast": (
         ((64, 256), (4, 1), "pingpong", COLUMN),
+        ((64, 256), (4, 2), "pingpong", COLUMN),
         ((64, 256), (2, 4), "pingpong", COLUMN),
+        ((128, 256), (2, 1), "cooperative", COLUMN),
         ((128, 256), (4, 2), "cooperative", COLUMN),
+        ((128, 256), (2, 1), "cooperative", ROW),
         ((128, 256), (2, 4), "cooperative", ROW),
     ),
 }
@@ -417,7 +422,8 @@ def _half_cells(a: D, layouts: str) -> Iterator[Cell]:
         # At run time a kernel of one width is compiled, in a third of the time.
         yield ON_DEMAND if key in of_one_width else FULL, key
     for tile, cluster, mainloop in _DIVIDED_TILES.get(layouts, ()):
-        tier = FULL if a is D.BF16 or 16 < tile[1] < 144 else ON_DEMAND
+        gains = tile[1] > 16 and (a is D.BF16 or tile[1] < 144) and (layouts, tile) != ("rr", (64, 144))
+        tier = FULL if gains else ON_DEMAND
         yield tier, _gemm_sm90(a, D.F32, turned, tile, cluster, mainloop, layout_d=COLUMN)
     if layouts == "rc":
         # Without these others take at most 0.15% longer on random shapes.

@@ -64,7 +64,7 @@ def cells(arch: SmArch) -> Iterator[Cell]:
         for layouts in COMMON_LAYOUTS:
             for pair, ranks in CLUSTERS:
                 # Slices of K side by side are faster unless D's rows are not aligned, or there are batches.
-                yield FULL if a is D.BF16 else ON_DEMAND, cell(a, layouts, pair, ranks)
+                yield FULL if a is D.BF16 and layouts == "rc" else ON_DEMAND, cell(a, layouts, pair, ranks)
 
 
 FAMILY = Family(

@@ -116,7 +116,9 @@ def test_divisions(info: ac.KernelInfo) -> None:
     """How a kernel for few rows divides a problem decides in which order sums are added up, and no more."""
     runnable(info)
     unit = max(info.key.align_a, info.key.align_d)
-    for rows, columns, k in ((11, 27 * unit, 200 * unit), (rows_for(info.key, 33), 1000 * unit, 9 * unit)):
+    shapes = ((11, 27 * unit, 200 * unit), (rows_for(info.key, 33), 1000 * unit, 9 * unit))
+    # Tiles one after the other, of which some of the thread blocks that divide K store nothing.
+    for rows, columns, k in (*shapes, (1, 1000 * unit, 40 * unit)):
         launch = Launch(info.key, info, (rows, columns, k))
         told = itertools.product(gemm_few_sm90.shares(info.key), gemm_few_sm90.widths(info.key))
         for share, width in told:

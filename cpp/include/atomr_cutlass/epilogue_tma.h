@@ -404,7 +404,7 @@ struct TmaEpilogue {
   }
 
   // Called before the products, so that scales are there after them.
-  CUTLASS_DEVICE ProductOnly product() const {
+  CUTLASS_DEVICE ProductOnly product_only() const {
     if constexpr (kIsProduct<Visitor>) return visitor.product();
     return {false, 0.0f};
   }

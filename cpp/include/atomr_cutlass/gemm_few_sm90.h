@@ -449,26 +449,70 @@ struct GemmFewSm90 {
     }
   }
 
+  // Sums of four rows of weights and one of the few are a run. Runs are numbered in the order in which they are stored,
+  // so that neighbours are stored next to one another: first those of one of the few rows, or, where D has the few as
+  // its columns, those of the same four rows. kTogether of them belong to one of the ranks that divide K, the next ones
+  // to the next rank.
+  struct Runs {
+    int along, few;  // runs of one of the few rows, and the few rows
+    bool turned;
+
+    CUTLASS_DEVICE explicit Runs(Params const& params)
+        : along(params.height / kRun),
+          few(params.few_rows),
+          turned(params.turned) {}
+    CUTLASS_DEVICE int count() const { return along * few; }
+    CUTLASS_DEVICE int number(int run, int other) const { return turned ? run * few + other : other * along + run; }
+  };
+
+  // What a thread adds up and stores of each tile, and the scale of all results, where they have one: found before the
+  // first products, so that nothing waits for divisions or memory after them.
+  struct Share {
+    int first, end, step;  // numbers of the thread's first run, behind the tile's last, and to the next one
+    int bytes;  // of the thread block's runs of one part of K
+    int fast, fast_at, slow_at, fast_step, slow_step;  // the same, divided once, then counted
+    bool uniform = true;
+    float scale, scale_d = 1.0f;
+
+    CUTLASS_DEVICE Share(Params const& params, Place const& place) : scale(params.scaled.alpha) {
+      Runs const runs(params);
+      int const thread = int(threadIdx.x), bits = params.split_bits, before = place.part * kTogether;
+      end = runs.count();
+      first = (thread / kTogether * kTogether << bits) + before + thread % kTogether;
+      step = kConsumers << bits;
+      int const whole = (end >> (kTogetherBits + bits)) * kTogether, left = end - (whole << bits) - before;
+      bytes = (whole + (left < 0 ? 0 : (left < kTogether ? left : kTogether))) * kRunBytes;
+      fast = runs.turned ? runs.few : runs.along;
+      slow_at = first / fast;
+      fast_at = first - slow_at * fast;
+      slow_step = step / fast;
+      fast_step = step - slow_step * fast;
+      if constexpr (kScaled) {
+        ScaledParams const& scaled = params.scaled;
+        scale_d = scaled.output();
+        uniform = scaled.uniform();
+        if (uniform) scale = scaled.row(0, 1) * scaled.column(0, 1);
+      }
+    }
+  };
+
   CUTLASS_DEVICE static void multiply_and_store(Params const& params, Place const& place, int warp) {
     int const lane = int(threadIdx.x) % 32, split = 1 << params.split_bits;
     Turn turn;
     Share const mine(params, place);
     for (Tile tile(params); tile.index < params.tiles; tile.next(params)) {
-      if (split > 1 && threadIdx.x == 0) {
-        Full::arrive_and_expect_tx(&place.barriers->sums_full, mine.bytes << (params.split_bits + params.halved));
-      }
       if (params.few_height <= 16) {
-        multiply<16, 2>(params, place, tile, warp, turn);
+        multiply<16, 2>(params, place, tile, warp, mine, turn);
       } else if (kFew == 32 || params.few_height <= 32) {
-        multiply<32, 2>(params, place, tile, warp, turn);
+        multiply<32, 2>(params, place, tile, warp, mine, turn);
       } else if constexpr (kFew > 32) {
         if (params.few_height <= 64) {
-          params.group == 2 ? multiply<64, 2>(params, place, tile, warp, turn)
-                            : multiply<64, 1>(params, place, tile, warp, turn);
+          params.group == 2 ? multiply<64, 2>(params, place, tile, warp, mine, turn)
+                            : multiply<64, 1>(params, place, tile, warp, mine, turn);
         } else if (params.few_height <= 96) {
-          multiply<96, 1>(params, place, tile, warp, turn);
+          multiply<96, 1>(params, place, tile, warp, mine, turn);
         } else {
-          multiply<128, 1>(params, place, tile, warp, turn);
+          multiply<128, 1>(params, place, tile, warp, mine, turn);
         }
       }
       if (split > 1) {
@@ -535,7 +579,7 @@ struct GemmFewSm90 {
   // Leaves a tile's sums in shared memory. With instructions as narrow as the few rows, kGroup boxes at once.
   template <int kWide, int kGroup>
   CUTLASS_DEVICE static void multiply(Params const& params, Place const& place, Tile const& tile, int warp,
-                                      Turn& turn) {
+                                      Share const& mine, Turn& turn) {
     int const half = params.halved ? warp / 4 : 0, lane = int(threadIdx.x) % 32;
     int const first_row = params.halved ? 0 : warp / 4 * 64;
     bool const multiplies = first_row < params.height;
@@ -620,24 +664,13 @@ struct GemmFewSm90 {
       // The sums before these have been read.
       empty_sums(params, place, turn.tile_phase ^ 1);
     }
+    // Not before that: a phase that waits for nothing else, where a rank has no run, would end while warps still wait
+    // for the end of the one before.
+    if (kRanks > 1 && params.split_bits > 0 && threadIdx.x == 0) {
+      Full::arrive_and_expect_tx(&place.barriers->sums_full, mine.bytes << (params.split_bits + params.halved));
+    }
     if (multiplies) leave<kWide>(params, place, half, first_row + warp % 4 * 16, sums);
   }
-
-  // Sums of four rows of weights and one of the few are a run. Runs are numbered in the order in which they are stored,
-  // so that neighbours are stored next to one another: first those of one of the few rows, or, where D has the few as
-  // its columns, those of the same four rows. kTogether of them belong to one of the ranks that divide K, the next ones
-  // to the next rank.
-  struct Runs {
-    int along, few;  // runs of one of the few rows, and the few rows
-    bool turned;
-
-    CUTLASS_DEVICE explicit Runs(Params const& params)
-        : along(params.height / kRun),
-          few(params.few_rows),
-          turned(params.turned) {}
-    CUTLASS_DEVICE int count() const { return along * few; }
-    CUTLASS_DEVICE int number(int run, int other) const { return turned ? run * few + other : other * along + run; }
-  };
 
   // Leaves the sums of a warp, of 16 rows from `first` on, for those who store them.
   template <int kWide>
@@ -724,37 +757,6 @@ struct GemmFewSm90 {
       cutlass::arch::NamedBarrier::sync(kConsumers, 0);
     }
   }
-
-  // What a thread adds up and stores of each tile, and the scale of all results, where they have one: found before the
-  // first products, so that nothing waits for divisions or memory after them.
-  struct Share {
-    int first, end, step;  // numbers of the thread's first run, behind the tile's last, and to the next one
-    int bytes;  // of the thread block's runs of one part of K
-    int fast, fast_at, slow_at, fast_step, slow_step;  // the same, divided once, then counted
-    bool uniform = true;
-    float scale, scale_d = 1.0f;
-
-    CUTLASS_DEVICE Share(Params const& params, Place const& place) : scale(params.scaled.alpha) {
-      Runs const runs(params);
-      int const thread = int(threadIdx.x), bits = params.split_bits, before = place.part * kTogether;
-      end = runs.count();
-      first = (thread / kTogether * kTogether << bits) + before + thread % kTogether;
-      step = kConsumers << bits;
-      int const whole = (end >> (kTogetherBits + bits)) * kTogether, left = end - (whole << bits) - before;
-      bytes = (whole + (left < 0 ? 0 : (left < kTogether ? left : kTogether))) * kRunBytes;
-      fast = runs.turned ? runs.few : runs.along;
-      slow_at = first / fast;
-      fast_at = first - slow_at * fast;
-      slow_step = step / fast;
-      fast_step = step - slow_step * fast;
-      if constexpr (kScaled) {
-        ScaledParams const& scaled = params.scaled;
-        scale_d = scaled.output();
-        uniform = scaled.uniform();
-        if (uniform) scale = scaled.row(0, 1) * scaled.column(0, 1);
-      }
-    }
-  };
 
   template <int kHalves>
   CUTLASS_DEVICE static void store_parts(Params const& params, Place const& place, Tile const& tile,

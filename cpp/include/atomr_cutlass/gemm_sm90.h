@@ -225,7 +225,7 @@ struct GemmSm90 {
 
   // CUTLASS's mainloops, epilogues without shared memory and stream-K keep CUTLASS's kernel.
   using Kernel = cute::conditional_t<
-      kIsTmaMainloop<Mainloop> && !kDirect && !kStreamK, PersistentGemm<CollectiveMainloop, CollectiveEpilogue>,
+      kHasOwnMainloop<Mainloop> && !kDirect && !kStreamK, PersistentGemm<CollectiveMainloop, CollectiveEpilogue>,
       cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop, CollectiveEpilogue,
                                            cute::conditional_t<kStreamK, TileScheduler, TileListScheduler>>>;
   using Scheduler = typename Kernel::TileScheduler;

@@ -21,11 +21,15 @@ namespace atomr_cutlass {
 // The barriers of the stages that operands are loaded into. Thread blocks of a cluster that share operands wait for one
 // another: a stage is free when all of them have multiplied what lies there.
 //
-// kWarpGroups: that multiply a stage. kProducers: arrivals that make a stage full, beside the bytes.
+// kWarpGroups: that multiply a stage. kProducers: arrivals that make a stage full, beside the bytes: more than one
+// where warps load scales, which those that multiply read each for itself.
 template <int kStages, class Cluster, int kWarpGroups, int kProducers>
 class OperandStages {
   static constexpr int kClusterM = cute::size<0>(Cluster{}), kClusterN = cute::size<1>(Cluster{});
   static constexpr int kBlocks = kClusterM * kClusterN;
+  // Threads for which one frees a stage: of a warp group, which waits for its products together, or of a warp.
+  static constexpr int kTogether = kProducers > 1 ? cutlass::NumThreadsPerWarp : cutlass::NumThreadsPerWarpGroup;
+  static constexpr int kArrivals = kWarpGroups * cutlass::NumThreadsPerWarpGroup / kTogether;
   using Barrier = cutlass::arch::ClusterBarrier;
   using Transactions = cutlass::arch::ClusterTransactionBarrier;
 
@@ -41,16 +45,18 @@ class OperandStages {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kStages; ++i) {
       Barrier::init(&storage.full[i], kProducers);
-      Barrier::init(&storage.empty[i], kWarpGroups * (kClusterM + kClusterN - 1));
+      Barrier::init(&storage.empty[i], kArrivals * (kClusterM + kClusterN - 1));
     }
   }
 
   // `bytes` of a stage, which a thread announces that loads them; 0 in all others.
   CUTLASS_DEVICE OperandStages(Storage& storage, uint32_t bytes) : storage(&storage), bytes(bytes) {}
 
-  // Of the thread of this number in a warp group that multiplies. Each of the first ones signals the thread block of
-  // its number, if that shares operands with this one: itself and those of the same row or column of the cluster.
-  CUTLASS_DEVICE OperandStages(Storage& storage, int thread) : storage(&storage) {
+  // Of the thread of this number in a warp group that multiplies. Each of the first ones of kTogether signals the
+  // thread block of its number, if that shares operands with this one: itself and those of the same row or column of
+  // the cluster.
+  CUTLASS_DEVICE OperandStages(Storage& storage, int thread_in_group) : storage(&storage) {
+    int const thread = thread_in_group % kTogether;
     if constexpr (kBlocks == 1) {
       signals = thread == 0;
     } else {
@@ -90,6 +96,7 @@ class OperandStages {
     if (!there) Barrier::wait(&storage->full[state.index()], state.phase());
   }
   CUTLASS_DEVICE void consumer_release(State const& state) const {
+    if constexpr (kProducers > 1) __syncwarp();
     if constexpr (kBlocks == 1) {
       if (signals) Barrier::arrive(&storage->empty[state.index()]);
     } else {
@@ -137,11 +144,11 @@ class Turns {
   uint32_t phase;
 };
 
-// Whether a mainloop loads through TMA as TmaMainloop does.
+// Whether a mainloop is ours, which loads through TMA as TmaMainloop does.
 template <class Mainloop, class = void>
-inline constexpr bool kIsTmaMainloop = false;
+inline constexpr bool kHasOwnMainloop = false;
 template <class Mainloop>
-inline constexpr bool kIsTmaMainloop<Mainloop, cute::void_t<typename Mainloop::TileA>> = true;
+inline constexpr bool kHasOwnMainloop<Mainloop, cute::void_t<typename Mainloop::TileA>> = true;
 
 template <class Mainloop, class Epilogue>
 struct PersistentGemm {
@@ -188,6 +195,7 @@ struct PersistentGemm {
     } tensors;
   };
   static constexpr int SharedStorageSize = sizeof(SharedStorage);
+  static_assert(SharedStorageSize <= 227 * 1024, "more shared memory than a thread block may have");
 
   struct Arguments {
     Problem problem_shape{};
@@ -350,7 +358,7 @@ struct PersistentGemm {
     int const together = kPingpong ? thread : int(threadIdx.x) - kGroup;
     Mainloop mainloop;
     Epilogue epilogue(params.epilogue, shared.tensors.epilogue);
-    auto const product = epilogue.product();
+    auto const product = epilogue.product_only();
     Stages const stages(shared.barriers.operands, thread);
     LoadC const pipeline_c = pipeline_of_c(params, shared);
     typename Epilogue::StorePipeline store_pipeline({true});

@@ -79,20 +79,25 @@ def supports(key: KernelKey) -> Status:
     if swapped and has_tree(key.epilogue):
         return no("kernels that swap their operands have no epilogue trees: make A or B contiguous along K")
     m, n, k = key.tile
-    groups = 2 if key.mainloop == "cooperative" else 1
+    groups = 1 if key.mainloop == "pingpong" else 3 if m == 192 else 2
     if m % (64 * groups) or n % 8 or n > 256:
-        return no(f"{key.mainloop} tiles are multiples of {64 * groups} along M and of 8 up to 256 along N")
+        rows = "multiples of 64" if groups == 1 else "192 or multiples of 128"
+        return no(f"{key.mainloop} tiles are {rows} along M and multiples of 8 up to 256 along N")
     if key.layout_d == COLUMN and n % 16:
         return no("tiles of a column-major D are multiples of 16 along N")
     if k * key.a.bits != 1024:
         return no("the K tile is 128 bytes, the widest swizzle")
     # 255 registers a thread; the accumulators of a consumer warp group may take 128 of them, 192 where only alpha and
-    # beta C follow, or all but 128 of them belong to the mainloop (PromotedMainloop).
+    # beta C follow, or all but 128 of them belong to the mainloop (PromotedMainloop). Threads of three groups have 160.
     registers, limit = m * n // (128 * groups), 128
     if key.a in FP8_TYPES and key.math == "default":
         registers, limit = registers + n // 2 * (2 if m == 64 * groups and n <= 128 else 1), 192
     elif key.a.bits == 16 and key.epilogue == LINEAR and key.epilogue_schedule == "tma":
         limit = 192
+    if groups == 3:
+        if key.a.bits != 16 or key.epilogue != LINEAR or key.epilogue_schedule != "tma" or key.scheduler == "streamk":
+            return no("tiles of 192 rows and three warp groups are for f16 and bf16 with a linear epilogue over TMA")
+        limit = 104
     if registers > limit:
         return no(f"the accumulators would spill: at most {limit} registers a thread")
     for own in (_supports_block_scales(key), _supports_fitted(key)):
@@ -264,8 +269,8 @@ _FITTED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str, str]
         ((128, 192), (2, 4), "pingpong", COLUMN),
         ((128, 256), (2, 1), "cooperative", COLUMN),
         ((128, 256), (4, 2), "cooperative", COLUMN),
+        ((192, 192), (2, 1), "cooperative", COLUMN),
         ((256, 192), (1, 2), "cooperative", COLUMN),
-        ((128, 192), (2, 1), "pingpong", ROW),
         ((128, 256), (1, 2), "cooperative", ROW),
         ((128, 256), (2, 4), "cooperative", ROW),
     ),
@@ -278,8 +283,8 @@ _FITTED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str, str]
         ((128, 256), (1, 2), "cooperative", COLUMN),
         ((128, 256), (4, 2), "cooperative", COLUMN),
         ((192, 128), (4, 2), "pingpong", COLUMN),
+        ((192, 192), (1, 2), "cooperative", COLUMN),
         ((256, 192), (1, 2), "cooperative", COLUMN),
-        ((128, 192), (2, 1), "pingpong", ROW),
         ((256, 192), (2, 1), "cooperative", ROW),
     ),
 }

@@ -19,7 +19,7 @@ int main() {
   for (int piece : {8, 16}) {
     for (int columns = 16; columns <= 256; columns += 16) {
       for (int stage_bytes = 16384; stage_bytes <= 65536; stage_bytes += 2048) {
-        auto const made = atomr_cutlass::EpilogueBuffers::beside(columns, 4, 256, stage_bytes, piece);
+        auto const made = atomr_cutlass::EpilogueBuffers::beside(columns, 4, 256, stage_bytes, piece, 8);
         std::printf("%d %d %d %d\\n", piece, columns, made.columns, made.count);
       }
     }

@@ -514,20 +514,22 @@ constexpr int stages_beside(int bytes, int stage_bytes) { return (227 * 1024 - b
 
 // How many of a tile's columns a buffer of D holds, and how many buffers there are.
 struct EpilogueBuffers {
+  static constexpr int kBarriers = 1024;  // bytes for them, at most
+
   int columns, count;
 
-  // As the builder has it; or less, where the mainloop has few stages and gains one by that. `column_bytes`: of a
-  // column in a buffer. `stage_bytes`: of A and B in a stage. `piece`: columns that stay together: boxes of 16 bytes,
-  // half a sector, take 2 us longer for 128 x 144 results.
-  static constexpr EpilogueBuffers beside(int columns, int count, int column_bytes, int stage_bytes, int piece) {
-    constexpr int kBarriers = 1024, kMany = 8;
+  // As the builder has it; or less, where the mainloop has fewer than `enough` stages and gains one by that.
+  // `column_bytes`: of a column in a buffer. `stage_bytes`: of A and B in a stage. `piece`: columns that stay together:
+  // boxes of 16 bytes, half a sector, take 2 us longer for 128 x 144 results.
+  static constexpr EpilogueBuffers beside(int columns, int count, int column_bytes, int stage_bytes, int piece,
+                                          int enough) {
     int const half = columns % (2 * piece) == 0 && columns > 32 ? columns / 2 : columns;
     EpilogueBuffers const smaller[] = {{columns, 3}, {columns, 2}, {half, 3}, {half, 2}};
     EpilogueBuffers best{columns, count};
     auto const stages = [&](EpilogueBuffers const& buffers) {
       return stages_beside(kBarriers + buffers.columns * buffers.count * column_bytes, stage_bytes);
     };
-    if (stages(best) >= kMany) return best;
+    if (stages(best) >= enough) return best;
     for (EpilogueBuffers const& buffers : smaller) {
       if (buffers.count <= count && stages(buffers) > stages(best)) best = buffers;
     }
@@ -535,27 +537,37 @@ struct EpilogueBuffers {
   }
 };
 
+// What the epilogue is told of the mainloop, where its buffers of D are chosen by that.
+template <int kStageBytes_, int kEnough_, int kRows_>
+struct BesideMainloop {
+  static constexpr int kStageBytes = kStageBytes_;  // of A and B in a stage; 0 where buffers stay as they are
+  static constexpr int kEnough = kEnough_;  // stages, for which nothing else becomes smaller
+  static constexpr int kRows = kRows_;  // of the tile: 192 where the builder was told 128
+};
+
 // The epilogue for what CUTLASS's builder makes, of which only the template's arguments are used; Built itself where
-// they are not those of an epilogue with C and D alike. kStageBytes: of A and B in a stage of the mainloop, 0 where
-// buffers stay as they are.
-template <class Built, class Place = InMatrices, int kStageBytes = 0>
+// they are not those of an epilogue with C and D alike.
+template <class Built, class Place = InMatrices, class Mainloop = BesideMainloop<0, 0, 0>>
 struct TmaEpilogueOf {
   using Type = Built;
 };
 template <int kStagesC, int kStagesD, int kFragment, bool kReuseC, class Tile, class Subtile, class Element,
-          class Stride, class Visitor, class... Operations, class Place, int kStageBytes>
+          class Stride, class Visitor, class... Operations, class Place, class Mainloop>
 struct TmaEpilogueOf<cutlass::epilogue::collective::CollectiveEpilogue<
                          cutlass::epilogue::Sm90TmaWarpSpecialized<kStagesC, kStagesD, kFragment, kReuseC, false>, Tile,
                          Subtile, Element, Stride, Element, Stride, Visitor, Operations...>,
-                     Place, kStageBytes> {
-  static constexpr int kM = cute::size<0>(Subtile{}), kN = cute::size<1>(Subtile{});
+                     Place, Mainloop> {
+  static constexpr bool kTaller = Mainloop::kRows > cute::size<0>(Tile{});
+  using Whole =
+      cute::conditional_t<kTaller, cute::Shape<cute::Int<Mainloop::kRows>, cute::tuple_element_t<1, Tile>>, Tile>;
+  static constexpr int kM = kTaller ? Mainloop::kRows : int(cute::size<0>(Subtile{})), kN = cute::size<1>(Subtile{});
   static constexpr int kColumnBytes = kM * int{sizeof(Element)};
-  static constexpr bool kChosen = (kStageBytes > 0) && (kStagesC > 2) && kReuseC;
+  static constexpr bool kChosen = (Mainloop::kStageBytes > 0) && (kStagesC > 2) && kReuseC;
   static constexpr int kPiece = cutlass::gemm::detail::is_major<0, Stride>() ? 8 : 16;
   static constexpr EpilogueBuffers kBuffers =
-      kChosen ? EpilogueBuffers::beside(kN, kStagesC, kColumnBytes, kStageBytes, kPiece)
+      kChosen ? EpilogueBuffers::beside(kN, kStagesC, kColumnBytes, Mainloop::kStageBytes, kPiece, Mainloop::kEnough)
               : EpilogueBuffers{kN, kStagesC};
-  using Type = TmaEpilogue<kBuffers.count, kStagesD, kFragment, kReuseC, Tile,
+  using Type = TmaEpilogue<kBuffers.count, kStagesD, kFragment, kReuseC, Whole,
                            cute::Shape<cute::Int<kM>, cute::Int<kBuffers.columns>>, Element, Stride, Visitor, Place>;
 };
 

@@ -68,12 +68,12 @@ struct StoreOf<GatedEpilogue<Tree, kScaled>, ElementD, Stride, kSwapped> {
 
 // The collective epilogue. CUTLASS's stores plain results from registers.
 template <class Epilogue, class Built, class Fusion, class ElementD, class Layout, bool kSwapped, bool kDirect,
-          int kStageBytes>
+          class Mainloop>
 struct CollectiveOf {
-  using Type = typename ChosenOf<typename TmaEpilogueOf<Built, InMatrices, kStageBytes>::Type, Fusion>::Type;
+  using Type = typename ChosenOf<typename TmaEpilogueOf<Built, InMatrices, Mainloop>::Type, Fusion>::Type;
 };
-template <class Epilogue, class Built, class Fusion, class ElementD, class Layout, bool kSwapped, int kStageBytes>
-struct CollectiveOf<Epilogue, Built, Fusion, ElementD, Layout, kSwapped, true, kStageBytes> {
+template <class Epilogue, class Built, class Fusion, class ElementD, class Layout, bool kSwapped, class Mainloop>
+struct CollectiveOf<Epilogue, Built, Fusion, ElementD, Layout, kSwapped, true, Mainloop> {
   using Store = typename StoreOf<Epilogue, ElementD, cutlass::detail::TagToStrideC_t<Layout>, kSwapped>::Type;
   using Type = cute::conditional_t<kIsTree<Epilogue> || kIsGated<Epilogue> || cute::is_same_v<Epilogue, ScaledEpilogue>,
                                    cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<Store>, Built>;
@@ -183,6 +183,10 @@ struct GemmSm90 {
       cute::is_same_v<EpilogueSchedule, cutlass::epilogue::TmaWarpSpecializedCooperative>;
   static constexpr bool kStreamK = cute::is_same_v<TileScheduler, cutlass::gemm::StreamKScheduler>;
   static constexpr int kTileM = cute::size<0>(Tile{}), kTileN = cute::size<1>(Tile{});
+  // Three warp groups multiply 192 rows, which CUTLASS's builder does not know: it is told 128.
+  static constexpr bool kThreeGroups = kCooperative && kTileM == 192;
+  using BuiltTile = cute::conditional_t<
+      kThreeGroups, cute::Shape<cute::_128, cute::tuple_element_t<1, Tile>, cute::tuple_element_t<2, Tile>>, Tile>;
   static_assert(!((kIsTree<Epilogue> || kIsGated<Epilogue>) && kSwapped),
                 "a tree's operands would have to change places with the operands");
 
@@ -193,28 +197,33 @@ struct GemmSm90 {
       typename VisitorOf<Epilogue, LinearVisitor<ElementD, ElementCompute, true>, ScaledVisitor<kTileM, kTileN>, kTileM,
                          kTileN, ElementD>::Type>;
   using BuiltEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
-      typename StoredAtOnce<Tile, kCooperative, cute::is_same_v<Epilogue, LinearEpilogue>>::Type, ElementAccumulator,
-      ElementCompute, ElementD, EpilogueLayout, kAlignD, ElementD, EpilogueLayout, kAlignD, EpilogueSchedule,
-      Fusion>::CollectiveOp;
-  // Of a stage of the mainloop, which holds 128 bytes of K, where another stage is worth smaller buffers of D: of f16
-  // and bf16 in clusters of four and more. Those of two share one operand only; their neighbours ask L2 for the other
-  // one, at different times where they have more stages (measured: 192x80 in 4x2 7% faster, 128x112 in 2x1 7% slower).
-  static constexpr int kStageBytes = cute::is_void_v<StageCount> && cute::is_same_v<Epilogue, LinearEpilogue> &&
-                                             cute::sizeof_bits_v<ElementD> == 16 &&
-                                             cute::size<0>(Cluster{}) * cute::size<1>(Cluster{}) >= 4
-                                         ? (kTileM + kTileN) * 128
-                                         : 0;
-  using CollectiveEpilogue = typename CollectiveOf<Epilogue, BuiltEpilogue, Fusion, ElementD, EpilogueLayout, kSwapped,
-                                                   kDirect, kStageBytes>::Type;
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, BuiltTile, Cluster,
+      typename StoredAtOnce<BuiltTile, kCooperative, cute::is_same_v<Epilogue, LinearEpilogue>>::Type,
+      ElementAccumulator, ElementCompute, ElementD, EpilogueLayout, kAlignD, ElementD, EpilogueLayout, kAlignD,
+      EpilogueSchedule, Fusion>::CollectiveOp;
+  // Another stage of the mainloop, which holds 128 bytes of K, is worth smaller buffers of D: of f16 and bf16, up to
+  // eight in clusters of four and more, up to four in those of two. These share one operand only; their neighbours ask
+  // L2 for the other one, at different times where they have more stages (measured: 192x80 in 4x2 7% faster, 128x112 in
+  // 2x1 7% slower).
+  static constexpr bool kChosen =
+      cute::is_void_v<StageCount> && cute::is_same_v<Epilogue, LinearEpilogue> && cute::sizeof_bits_v<ElementD> == 16;
+  static constexpr int kStageBytes = (kTileM + kTileN) * 128;
+  static constexpr int kEnough = cute::size<0>(Cluster{}) * cute::size<1>(Cluster{}) >= 4 ? 8 : 4;
+  using CollectiveEpilogue =
+      typename CollectiveOf<Epilogue, BuiltEpilogue, Fusion, ElementD, EpilogueLayout, kSwapped, kDirect,
+                            BesideMainloop<kChosen ? kStageBytes : 0, kEnough, kTileM>>::Type;
 
   using Stages = StagesBeside<StageCount, CollectiveEpilogue>;
 
   using BuiltMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, ElementA, typename Scales::template A<LayoutA>, kAlignA,
-      ElementB, typename Scales::template B<LayoutB>, kAlignB, ElementAccumulator, Tile, Cluster, Stages,
+      ElementB, typename Scales::template B<LayoutB>, kAlignB, ElementAccumulator, BuiltTile, Cluster, Stages,
       MainloopSchedule>::CollectiveOp;
-  using Mainloop = typename TmaMainloopOf<typename PromotedMainloopOf<BuiltMainloop>::Type>::Type;
+  static constexpr int kStagesOfThree =
+      stages_beside(EpilogueBuffers::kBarriers + int{sizeof(typename CollectiveEpilogue::SharedStorage)}, kStageBytes);
+  using Mainloop =
+      typename cute::conditional_t<kThreeGroups, ThreeGroupsMainloopOf<BuiltMainloop, Tile, kStagesOfThree>,
+                                   TmaMainloopOf<typename PromotedMainloopOf<BuiltMainloop>::Type>>::Type;
   // Kernels that leave float32 sums may divide K: each slice has a D of its own, one after the other, for another
   // kernel to add up. Scales of rows, columns and tensors are factors of each slice.
   static constexpr bool kSliced =

@@ -328,4 +328,19 @@ struct TmaMainloopOf<
                                    TmaMainloop<Policy, Tile, ElementA, StrideA, ElementB, StrideB, TiledMma>, Built>;
 };
 
+// One whose tile's 192 rows are multiplied by three warp groups, for what CUTLASS's builder makes of 128 rows.
+template <class Built, class Tile, int kStages>
+struct ThreeGroupsMainloopOf;
+template <int kBuilt, class Cluster, class Schedule, class BuiltTile, class ElementA, class StrideA, class ElementB,
+          class StrideB, class TiledMma, class... Copies, class Tile, int kStages>
+struct ThreeGroupsMainloopOf<cutlass::gemm::collective::CollectiveMma<
+                                 cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<kBuilt, Cluster, Schedule>,
+                                 BuiltTile, ElementA, StrideA, ElementB, StrideB, TiledMma, Copies...>,
+                             Tile, kStages> {
+  using Policy = cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<kStages, Cluster, Schedule>;
+  using Groups = cute::Layout<cute::Shape<cute::_3, cute::_1, cute::_1>>;
+  using Mma = decltype(cute::make_tiled_mma(typename TiledMma::Atom{}, Groups{}));
+  using Type = TmaMainloop<Policy, Tile, ElementA, StrideA, ElementB, StrideB, Mma>;
+};
+
 }  // namespace atomr_cutlass

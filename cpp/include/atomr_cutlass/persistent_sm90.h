@@ -168,14 +168,16 @@ struct PersistentGemm {
   static constexpr bool kPingpong =
       cute::is_base_of_v<cutlass::gemm::KernelTmaWarpSpecializedPingpong, typename Mainloop::DispatchPolicy::Schedule>;
   static constexpr int kGroup = cutlass::NumThreadsPerWarpGroup;
-  static constexpr int kTogether = kPingpong ? kGroup : 2 * kGroup;  // threads that multiply a tile
-  static_assert(decltype(cute::size(TiledMma{}))::value == kTogether);
-  static constexpr uint32_t MaxThreadsPerBlock = 3 * kGroup;
+  static constexpr int kTogether = decltype(cute::size(TiledMma{}))::value;  // threads that multiply a tile
+  static_assert(!kPingpong || kTogether == kGroup);
+  static constexpr uint32_t MaxThreadsPerBlock = kGroup + (kPingpong ? 2 * kGroup : kTogether);
   static constexpr uint32_t MinBlocksPerMultiprocessor = 1;
 
   // Registers of a thread that loads, and of one that multiplies.
   static constexpr int kSums = cute::size<0>(TileShape{}) * cute::size<1>(TileShape{}) / kTogether;
-  static constexpr int kLoadRegisters = kSums >= 208 ? 24 : 40, kMultiplyRegisters = kSums >= 208 ? 240 : 232;
+  static constexpr bool kThreeGroups = kTogether == 3 * kGroup;
+  static constexpr int kLoadRegisters = kThreeGroups ? 32 : (kSums >= 208 ? 24 : 40);
+  static constexpr int kMultiplyRegisters = kThreeGroups ? 160 : (kSums >= 208 ? 240 : 232);
 
   using Stages = OperandStages<Mainloop::kStages, ClusterShape, kTogether / kGroup, Mainloop::NumProducerThreadEvents>;
   using State = typename Stages::State;
@@ -367,7 +369,8 @@ struct PersistentGemm {
     StoreState store_state{0, 1, 0};
     List list(params.tiles);
     int const count = steps(params);
-    Turns multiplying(shared.barriers.multiplying, group), storing(shared.barriers.storing, group);
+    int const turn = kPingpong ? group : 0;
+    Turns multiplying(shared.barriers.multiplying, turn), storing(shared.barriers.storing, turn);
     if constexpr (kPingpong) {
       if (group == 1) {
         list.advance_to_next_work();

@@ -95,8 +95,9 @@ def supports(key: KernelKey) -> Status:
     elif key.a.bits == 16 and key.epilogue == LINEAR and key.epilogue_schedule == "tma":
         limit = 192
     if groups == 3:
-        if key.a.bits != 16 or key.epilogue != LINEAR or key.epilogue_schedule != "tma" or key.scheduler == "streamk":
-            return no("tiles of 192 rows and three warp groups are for f16 and bf16 with a linear epilogue over TMA")
+        is_linear = (key.epilogue, key.epilogue_schedule) == (LINEAR, "tma") and key.scheduler != "streamk"
+        if not is_linear or {key.a.bits, key.d.bits} != {16}:
+            return no("tiles of 192 rows, by three warp groups, are for f16 and bf16 and linear epilogues over TMA")
         limit = 104
     if registers > limit:
         return no(f"the accumulators would spill: at most {limit} registers a thread")

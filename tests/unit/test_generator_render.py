@@ -98,15 +98,19 @@ def test_the_source_states_the_key() -> None:
     assert "OpMultiplyAddSaturate" in render(integer)[0]
 
 
-def test_a_kernel_that_is_told_the_width_of_its_tiles_has_a_cell_for_each() -> None:
-    stream = next(k for _, k in cells([SmArch.SM90A]) if k.scheduler == "streamk")
+@pytest.mark.parametrize(("layout_b", "narrowest", "step"), [("c", 48, 16), ("r", 64, 32)])
+def test_a_kernel_that_is_told_the_width_of_its_tiles_has_a_cell_for_each(
+    layout_b: str, narrowest: int, step: int
+) -> None:
+    found = (k for _, k in cells([SmArch.SM90A]) if k.scheduler == "streamk")
+    stream = replace(next(found), layout_b=layout_b)
     source, _ = render(replace(stream, tile=(128, 192, 64), scheduler="fitted"))
     for part in (
         '#include "atomr_cutlass/fitted.h"',
         "using Cell = atomr_cutlass::FittedCell<atomr_cutlass::Cell3x<atomr_cutlass::GemmSm90<",
         "cute::Shape<cute::Int<128>, cute::Int<192>, cute::Int<64>>",
         "cutlass::gemm::PersistentScheduler",
-        ", 48, 192, 16>;",
+        f", {narrowest}, 192, {step}>;",
     ):
         assert part in source
     assert "Fitted" not in render(stream)[0]

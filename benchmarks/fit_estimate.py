@@ -2,7 +2,7 @@
 
     python benchmarks/fit_estimate.py benchmarks/results/*-{h200-sweep-seed78,h200-sweep-seed80,h100-sweep-seed1*}.json
     python benchmarks/fit_estimate.py --leave-out benchmarks/results/*-h100-sweep-seed1*.json  # seed by seed
-    python benchmarks/fit_estimate.py --constants 'FEW_*' benchmarks/results/*-few-divisions-*.json
+    python benchmarks/fit_estimate.py --constants 'FEW_*' benchmarks/results/*-{few-divisions-sent-*,sweep-seed188,sweep-seed190}.json
     python benchmarks/fit_estimate.py --constants 'FULL_*' benchmarks/results/*-fp8-sweep-seeds156-*.json
     python benchmarks/fit_estimate.py --constants '*VECTOR_*' benchmarks/results/*-vectors-sweep-*.json
 

@@ -1,10 +1,11 @@
 """Fits the model's constants (estimate_constants.inc) to recorded sweeps, and says what they are worth on other shapes.
 
-    python benchmarks/fit_estimate.py benchmarks/results/*-{h200-sweep-seed78,h200-sweep-seed80,h100-sweep-seed1*}.json
-    python benchmarks/fit_estimate.py --leave-out benchmarks/results/*-h100-sweep-seed1*.json  # seed by seed
-    python benchmarks/fit_estimate.py --constants 'FEW_*' benchmarks/results/*-{few-divisions-sent-*,sweep-seed188,sweep-seed190}.json
-    python benchmarks/fit_estimate.py --constants 'FULL_*' benchmarks/results/*-fp8-sweep-seeds156-*.json
-    python benchmarks/fit_estimate.py --constants '*VECTOR_*' benchmarks/results/*-vectors-sweep-*.json
+    cd benchmarks/results
+    python ../fit_estimate.py *-{h200-sweep-seed{78,80},h100-sweep-seed1{5*,60,74,88,90,92,94}}.json
+    python ../fit_estimate.py --leave-out *-h100-sweep-seed1*.json  # seed by seed
+    python ../fit_estimate.py --constants 'FEW_*' *-{few-divisions-sent-*,sweep-seed1{88,90}}.json
+    python ../fit_estimate.py --constants 'FULL_*' *-fp8-sweep-seeds156-*.json
+    python ../fit_estimate.py --constants '*VECTOR_*' *-vectors-sweep-*.json
 
 A sweep (of sweep.py) has `kernels`, names, and a row for each problem: `seed`, `shape`, `layouts`, and `cells`, lists
 of a kernel's place among the names, slices of K, swizzle, raster order, width and microseconds; those of before there

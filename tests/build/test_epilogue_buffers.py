@@ -11,7 +11,7 @@ from generator.toolchain import system_nvcc
 SECTOR = 32
 """Bytes of device memory that are written at once: half of one is read before, and takes 2 us longer a tile."""
 
-# Of each number of columns, the mainloop's stages and D's order: what a buffer holds of 128 rows of 16 bits.
+# Of each number of columns, the mainloop's stages and D's order: what a buffer holds of 128 and 192 rows of 16 bits.
 BUFFERS = """
 #include <cstdio>
 #include "atomr_cutlass/epilogue_tma.h"
@@ -19,8 +19,13 @@ int main() {
   for (int piece : {8, 16}) {
     for (int columns = 16; columns <= 256; columns += 16) {
       for (int stage_bytes = 16384; stage_bytes <= 65536; stage_bytes += 2048) {
-        auto const made = atomr_cutlass::EpilogueBuffers::beside(columns, 4, 256, stage_bytes, piece, 8);
-        std::printf("%d %d %d %d\\n", piece, columns, made.columns, made.count);
+        for (int rows : {128, 192}) {
+          for (int enough : {4, 8}) {
+            auto const made =
+                atomr_cutlass::EpilogueBuffers::beside(columns, 4, 2 * rows, stage_bytes, piece, enough);
+            std::printf("%d %d %d %d\\n", piece, columns, made.columns, made.count);
+          }
+        }
       }
     }
   }

@@ -485,8 +485,8 @@ struct TmaEpilogue {
   }
 
   // Stores a subtile's results, of which a thread has `values`, through a buffer at the place `m`, `n` of D. `issues`:
-  // of the thread that stores, which is the one that waits for stores. When it returns the next buffer is free, or it
-  // is once all have passed the next barrier: `ahead`, of more than one buffer that nothing else is loaded into.
+  // of the thread that stores, which is the one that waits for stores. When it returns the next buffer is free.
+  // `ahead`: the wait for that comes before this store and shares its barrier; for buffers that nothing is loaded into.
   template <class Values>
   CUTLASS_DEVICE void store_subtile(cute::TmaDescriptor const* map, Values const& values, Places const& places,
                                     char* buffer, int m, int n, int batch, bool issues, bool ahead) const {
@@ -537,7 +537,7 @@ struct EpilogueBuffers {
   }
 };
 
-// What the epilogue is told of the mainloop, where its buffers of D are chosen by that.
+// What the epilogue is told of the tile and the mainloop.
 template <int kStageBytes_, int kEnough_, int kRows_>
 struct BesideMainloop {
   static constexpr int kStageBytes = kStageBytes_;  // of A and B in a stage; 0 where buffers stay as they are

@@ -13,9 +13,9 @@
 // both warp groups, each taking half of K.
 //
 // The launch before may still run when a kernel starts: nothing in global memory is touched before `griddepcontrol`
-// has waited for it, but for weights that are known not to be written (`bound`). Where those leave half of the
-// multiprocessors free, the next launch starts when all loads are under way (`late`): the weights that it requests
-// would take memory's rate from them (measured: 10 to 20% of a launch).
+// has waited for it, but for weights that are known not to be written (`bound`). Where such a launch leaves half of the
+// multiprocessors free, the next one starts when all weights have been requested (`late`): its own would take memory's
+// rate from them (measured: 10 to 15% of a launch).
 //
 // Functions without an annotation run on the host when nvcc compiles them, and on the device under NVRTC, whose
 // -default-device makes them device functions.

@@ -22,7 +22,7 @@ namespace atomr_cutlass {
 // another: a stage is free when all of them have multiplied what lies there.
 //
 // kWarpGroups: that multiply a stage. kProducers: arrivals that make a stage full, beside the bytes: more than one
-// where warps load scales, which those that multiply read each for itself.
+// where a warp loads scales. Each multiplying warp reads those by itself, and so frees a stage by itself.
 template <int kStages, class Cluster, int kWarpGroups, int kProducers>
 class OperandStages {
   static constexpr int kClusterM = cute::size<0>(Cluster{}), kClusterN = cute::size<1>(Cluster{});

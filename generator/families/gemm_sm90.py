@@ -97,7 +97,10 @@ def supports(key: KernelKey) -> Status:
     if groups == 3:
         is_linear = (key.epilogue, key.epilogue_schedule) == (LINEAR, "tma") and key.scheduler != "streamk"
         if not is_linear or {key.a.bits, key.d.bits} != {16} or key.stages:
-            return no("tiles of 192 rows, by three warp groups, are for f16 and bf16, linear epilogues over TMA and as many stages as fit")
+            return no(
+                "tiles of 192 rows, by three warp groups, are for f16 and bf16, linear epilogues over TMA and as many "
+                "stages as fit"
+            )
         limit = 104
     if registers > limit:
         return no(f"the accumulators would spill: at most {limit} registers a thread")

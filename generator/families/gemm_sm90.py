@@ -90,18 +90,16 @@ def supports(key: KernelKey) -> Status:
     # 255 registers a thread; the accumulators of a consumer warp group may take 128 of them, 192 where only alpha and
     # beta C follow, or all but 128 of them belong to the mainloop (PromotedMainloop). Threads of three groups have 160.
     registers, limit = m * n // (128 * groups), 128
+    is_plain = key.a.bits == 16 and (key.epilogue, key.epilogue_schedule) == (LINEAR, "tma")
     if key.a in FP8_TYPES and key.math == "default":
         registers, limit = registers + n // 2 * (2 if m == 64 * groups and n <= 128 else 1), 192
-    elif key.a.bits == 16 and key.epilogue == LINEAR and key.epilogue_schedule == "tma":
-        limit = 192
-    if groups == 3:
-        is_linear = (key.epilogue, key.epilogue_schedule) == (LINEAR, "tma") and key.scheduler != "streamk"
-        if not is_linear or {key.a.bits, key.d.bits} != {16} or key.stages:
-            return no(
-                "tiles of 192 rows, by three warp groups, are for f16 and bf16, linear epilogues over TMA and as many "
-                "stages as fit"
-            )
-        limit = 104
+    elif is_plain:
+        limit = 104 if groups == 3 else 192
+    if groups == 3 and (not is_plain or key.d.bits != 16 or key.scheduler == "streamk" or key.stages):
+        return no(
+            "tiles of 192 rows, by three warp groups, are for f16 and bf16, linear epilogues over TMA and as many "
+            "stages as fit"
+        )
     if registers > limit:
         return no(f"the accumulators would spill: at most {limit} registers a thread")
     for own in (_supports_block_scales(key), _supports_fitted(key)):
@@ -137,11 +135,8 @@ def _supports_fitted(key: KernelKey) -> Status:
             "kernels whose launch chooses the columns of a tile multiply f16 and bf16, or e4m3 with a scaled epilogue, "
             "and store f16 and bf16 by TMA"
         )
-    if key.mainloop not in ("pingpong", "cooperative") or key.tile[1] % 64:
-        return no(
-            "kernels whose launch chooses the columns of a tile are pingpong or cooperative, with N tiles that are "
-            "multiples of 64"
-        )
+    if key.tile[1] % 64:
+        return no("kernels whose launch chooses the columns of a tile have N tiles that are multiples of 64")
     return OK
 
 
@@ -306,20 +301,20 @@ _FITTED_BF16_TILES = (
 )
 """Those that f16 has on demand only: they gain least over the others."""
 
-# Tiles of float32 results, by the layouts: slices of K, which another kernel adds up.
-_DIVIDED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...]] = {
+# Tiles of float32 results, by the layouts: slices of K, which another kernel adds up. The tier is bf16's.
+_DIVIDED_TILES: dict[str, tuple[tuple[int, tuple[int, int], tuple[int, int], str], ...]] = {
     "rc": (
-        ((64, 16), (1, 1), "pingpong"),
-        ((64, 32), (1, 1), "pingpong"),
-        ((64, 64), (1, 1), "pingpong"),
-        ((64, 144), (4, 1), "pingpong"),
-        ((128, 192), (2, 1), "pingpong"),
+        (ON_DEMAND, (64, 16), (1, 1), "pingpong"),
+        (FULL, (64, 32), (1, 1), "pingpong"),
+        (FULL, (64, 64), (1, 1), "pingpong"),
+        (FULL, (64, 144), (4, 1), "pingpong"),
+        (FULL, (128, 192), (2, 1), "pingpong"),
     ),
     "rr": (
-        ((64, 32), (1, 1), "pingpong"),
-        ((64, 64), (1, 1), "pingpong"),
-        ((64, 144), (4, 1), "pingpong"),
-        ((64, 192), (4, 1), "pingpong"),
+        (FULL, (64, 32), (1, 1), "pingpong"),
+        (FULL, (64, 64), (1, 1), "pingpong"),
+        (ON_DEMAND, (64, 144), (4, 1), "pingpong"),
+        (FULL, (64, 192), (4, 1), "pingpong"),
     ),
 }
 
@@ -430,10 +425,9 @@ def _half_cells(a: D, layouts: str) -> Iterator[Cell]:
         key = _gemm_sm90(a, a, turned, tile, cluster, mainloop, layout_d=COLUMN)
         # At run time a kernel of one width is compiled, in a third of the time.
         yield ON_DEMAND if key in of_one_width else FULL, key
-    for tile, cluster, mainloop in _DIVIDED_TILES.get(layouts, ()):
-        gains = tile[1] > 16 and (a is D.BF16 or tile[1] < 144) and (layouts, tile) != ("rr", (64, 144))
-        tier = FULL if gains else ON_DEMAND
-        yield tier, _gemm_sm90(a, D.F32, turned, tile, cluster, mainloop, layout_d=COLUMN)
+    for tier, tile, cluster, mainloop in _DIVIDED_TILES.get(layouts, ()):
+        wide_f16 = a is D.F16 and tile[1] >= 144
+        yield ON_DEMAND if wide_f16 else tier, _gemm_sm90(a, D.F32, turned, tile, cluster, mainloop, layout_d=COLUMN)
     if layouts == "rc":
         # Without these others take at most 0.15% longer on random shapes.
         for tile in ((128, 144), (256, 144), (256, 192)):

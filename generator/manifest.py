@@ -99,7 +99,7 @@ def main(library: str, kernels: str, *facts: str) -> None:
         verified = [record.to_dict() for record in found.get(key.name, ()) if (record.source, record.cutlass) == now]
         members.append(kernel(key, f"{source} {given['cutlass']} {given['compiler']}", verified))
     version, layout = _abi(path)
-    texts = {"atomr_cutlass": ROOT / "LICENSE", "CUTLASS": Path(given["license"].partition(";")[0] or "nowhere")}
+    texts = {"atomr_cutlass": ROOT / "LICENSE", "CUTLASS": Path(given["license"] or "nowhere")}
     made = manifest(
         given["name"],
         members,

@@ -189,6 +189,15 @@ def test_pack_names(build: Build) -> None:
     build.configure(ATOMR_CUTLASS_PACK="")
 
 
+def test_a_pack_takes_the_license_of_a_checkout(new_build: Build, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    (checkout / "include").symlink_to(new_build.headers / "include")
+    (checkout / "LICENSE.txt").write_text("of CUTLASS")
+    new_build.configure(ATOMR_CUTLASS_PACK="mine", CUTLASS_DIR=str(checkout))
+    assert f"license={checkout}/LICENSE.txt" in new_build.rules()
+
+
 @pytest.mark.slow
 def test_pack_exports_one_function(new_build: Build, tmp_path: Path) -> None:
     pack = {"ATOMR_CUTLASS_PACK": "mine", "ATOMR_CUTLASS_ARCHS": "80", "ATOMR_CUTLASS_KERNELS": "simt*align1"}

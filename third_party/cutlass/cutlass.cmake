@@ -45,5 +45,9 @@ else()
   atomr_cutlass_fetch_headers("${_cutlass}")
   set(ATOMR_CUTLASS_HEADERS "${_cutlass}/cutlass_library/source/include")
 endif()
-file(GLOB ATOMR_CUTLASS_HEADERS_LICENSE "${ATOMR_CUTLASS_HEADERS}/../LICENSE.txt" "${_cutlass}/LICENSE.txt"
-     "${_cutlass}/*.dist-info/licenses/LICENSE.txt")
+get_filename_component(_beside "${ATOMR_CUTLASS_HEADERS}/.." ABSOLUTE)
+file(GLOB _licenses "${_beside}/LICENSE.txt" "${_cutlass}/LICENSE.txt" "${_cutlass}/*.dist-info/licenses/LICENSE.txt")
+set(ATOMR_CUTLASS_HEADERS_LICENSE "")
+if(_licenses)
+  list(GET _licenses 0 ATOMR_CUTLASS_HEADERS_LICENSE)  # of a checkout the first two are the same
+endif()

@@ -13,7 +13,7 @@ Ours is the kernel that the selection takes. The sides it is compared with:
     lt         --lt: the fastest of all candidates of cuBLASLt's heuristic
     tuned      --tuned N: the fastest of all our eligible kernels and their launch options, of the first N shapes of
                each group; what the choice takes longer is its regret
-    bound      --bound: the kernel chosen, with the weights bound to the plan, of at most 128 rows
+    bound      --bound: the kernel chosen for weights that are bound to the plan, of at most 128 rows
     triton     --triton N: what `torch.compile` makes with max-autotune of Triton alone, of the first N shapes
     invariant  --batch-invariant: ours with `batch_invariant`
 
@@ -185,8 +185,7 @@ def bound_weights(shape: Shape, case: Case, sets: Sequence[Operands]) -> Call:
         layout_a=row,
         layout_b=row if case.layouts[1] == "r" else column,
     )
-    plan = ac.plan(request)
-    bound = {arrays.b.data_ptr(): ac.BoundPlan(plan, arrays.b) for arrays in sets}
+    bound = {arrays.b.data_ptr(): ac.plan(request, b=arrays.b) for arrays in sets}
     return lambda arrays: bound[arrays.b.data_ptr()](arrays.a, out=arrays.out)
 
 

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "atomr_cutlass/kernel_abi.h"
 #include "split_division.h"
 
 namespace atomr_cutlass::estimate {
@@ -23,6 +24,8 @@ constexpr int64_t kNarrowRows = 48;  // contiguous rows that a TMA request has f
 constexpr int64_t kFewBeside = 32;  // few rows that are requested beside row-major weights in no time
 constexpr double kWideRows = 512;  // contiguous rows of a cluster's tiles that device memory delivers at its best
 constexpr int64_t kManyRows = 96;  // of GemmFewSm90's: more take FEW_MANY times as long
+constexpr double kFewNear = 1.6;  // times the fastest division: slower ones are not corrected
+constexpr double kFewRing = 200 * 1024.0;  // about the bytes of a thread block's stages
 constexpr int64_t kWidthWaves = 4;  // numbers of waves for which widths are tried
 
 // Cache lines that TMA touches for each 128 bytes of an operand: rows that do not begin on one straddle two.
@@ -112,6 +115,7 @@ Extents Extents::of(Op op, std::vector<int64_t> const& values) {
     made.lda = extent(values, 4, 0), made.ldb = extent(values, 5, 0);
     made.divided = values.size() > 6 && values[6] != 0;
     made.copied = values.size() > 7 ? extent(values, 7, 0) : 0;
+    made.settled = values.size() > 8 ? values[8] : 0;
   }
   return made;
 }
@@ -511,27 +515,97 @@ double Model::stream_k(TileList const& tiles, int64_t steps, double tile, double
 // Kernels for few rows, those that share out K, and the sm80 generation
 // ---------------------------------------------------------------------------------------------------------------------
 
-// For a kernel for few rows, with the fastest division: thread blocks of a cluster that share the few rows
-// (the swizzle), and the rows of weights in a tile of each (the width).
-Launch Model::few(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
-  Launch best{INFINITY};
+// One way to divide a problem among thread blocks: how many of a cluster share the few rows (the swizzle), and the rows
+// of weights in a tile of each (the width).
+struct Model::FewDivision {
+  int64_t share, height;
+  double seconds;  // of a launch
+  double waves, blocks, full;  // waves of tiles, thread blocks of the last one, and of the others
+  double working;  // of the last wave, whose last tile may be partial
+  double boxes, bytes;  // boxes of K of a thread block's tile, and its bytes of weights
+  bool astray, between;  // see FEW_ASTRAY and FEW_BETWEEN
+};
+
+std::vector<Model::FewDivision> Model::few_divisions(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
+  std::vector<FewDivision> found;
   for (int64_t share = 1; share <= kernel.cluster[2]; share *= 2) {
     for (int64_t height = kernel.tile[0]; height > 0; height -= kernel.b_along_k ? kUnitAlongK : kUnitRows) {
-      double const busy = few_busy(kernel, e, gpu, share, height);
-      if (busy < best.seconds) best = {busy, 1, share, kHeuristic, height};
+      found.push_back(few_division(kernel, e, gpu, share, height));
     }
   }
-  int64_t const few = turned(kernel, e.m, e.n) ? e.n : e.m;
-  auto const of = [&](double along_k, double rows) { return kernel.b_along_k ? along_k : rows; };
-  best.seconds *= (kernel.fp8 ? c_.FEW_FP8 : 1.0) * (kernel.block_scaled ? c_.FEW_BLOCK_SCALED : 1.0) *
-                  (few > kManyRows ? of(c_.FEW_MANY, c_.FEW_MANY_ROWS) : 1.0);
-  best.seconds += of(c_.FEW_LAUNCH_SECONDS, c_.FEW_LAUNCH_ROWS_SECONDS);
-  if (kernel.cluster[2] > 1) best.seconds += of(c_.FEW_CLUSTER_SECONDS, c_.FEW_CLUSTER_ROWS_SECONDS);
+  return found;
+}
+
+// For a kernel for few rows, with the fastest division.
+Launch Model::few(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
+  std::vector<FewDivision> const divisions = few_divisions(kernel, e, gpu);
+  double least = INFINITY;
+  for (FewDivision const& made : divisions) least = std::min(least, made.seconds);
+  Launch best{INFINITY};
+  for (FewDivision const& made : divisions) {
+    if (made.seconds > kFewNear * least) continue;
+    double const seconds = few_corrected(kernel, e, gpu, made);
+    if (seconds < best.seconds) best = {seconds, 1, made.share, kHeuristic, made.height};
+  }
+  best.seconds *= (kernel.fp8 ? c_.FEW_FP8 : 1.0) * (kernel.block_scaled ? c_.FEW_BLOCK_SCALED : 1.0);
   return best;
 }
 
-// Seconds in which one division of a problem is busy.
-double Model::few_busy(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64_t share, int64_t height) const {
+// What the correction of a division depends on; few_correction.inc has the numbers for these in this order.
+FewCorrection::Inputs Model::few_inputs(Kernel const& kernel, Extents const& e, Gpu const& gpu,
+                                        FewDivision const& made) const {
+  bool const along_m = turned(kernel, e.m, e.n), single = made.waves == 1;
+  double const rows = double(e.batch) * double(along_m ? e.m : e.n), few = double(along_m ? e.n : e.m);
+  double const read = std::max(1.0, (rows + few) * double(e.k) * double(kernel.bits_a) / 8);
+  double const ideal = read / gpu.memory_bytes_per_second, height = double(made.height), share = double(made.share);
+  double const blocks = made.blocks / double(gpu.multiprocessors), full = made.full / double(gpu.multiprocessors);
+  std::array<double, FewCorrection::kInputs> const inputs{
+      std::log(made.seconds / ideal),
+      std::log(ideal * 1e6),
+      std::log2(double(kernel.cluster[2])),
+      std::log2(share),
+      height / 64,
+      std::ceil(height / 64) - height / 64,
+      std::min(made.waves, 6.0),
+      double(single),
+      blocks,
+      full,
+      single ? blocks : 0.0,
+      double(full <= 0.5),  // GemmFewSm90's `late`
+      std::log(made.waves * made.bytes / kFewRing + 0.1),
+      std::log2(double(round_up(int64_t(few), 8))),
+      std::log(rows),
+      double(made.astray),
+      double(made.between),
+      std::log(std::max(0.5, made.boxes)),
+      lines(along_m ? e.lda : e.ldb, kernel.bits_a) - 1,
+      std::log2(height * share),
+      made.working / double(gpu.multiprocessors),
+  };
+  FewCorrection::Inputs found;
+  std::transform(inputs.begin(), inputs.end(), found.begin(), [](double value) { return float(value); });
+  return found;
+}
+
+// The seconds of a division after the correction that timings taught.
+double Model::few_corrected(Kernel const& kernel, Extents const& e, Gpu const& gpu, FewDivision const& made) const {
+  int64_t const weights = turned(kernel, e.m, e.n) ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED;
+  FewCorrection const& correction = kernel.b_along_k ? kFewAlongK : kFewRows;
+  return made.seconds *
+         std::exp(double(correction.logarithm(few_inputs(kernel, e, gpu, made), (e.settled & weights) != 0)));
+}
+
+std::vector<FewSample> Model::few_samples(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
+  std::vector<FewSample> found;
+  for (FewDivision const& made : few_divisions(kernel, e, gpu)) {
+    found.push_back({made.share, made.height, made.seconds, few_inputs(kernel, e, gpu, made)});
+  }
+  return found;
+}
+
+// A division of a problem, and its seconds without what was learned.
+Model::FewDivision Model::few_division(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64_t share,
+                                       int64_t height) const {
   bool const along_k = kernel.b_along_k, along_m = turned(kernel, e.m, e.n);
   auto const of = [&](double constant_along_k, double constant_rows) {
     return along_k ? constant_along_k : constant_rows;
@@ -546,11 +620,13 @@ double Model::few_busy(Kernel const& kernel, Extents const& e, Gpu const& gpu, i
 
   // Disturbances of device memory: parts of K that are read at the same time, lines and sectors that are read in part.
   double disturbed = 1 + of(c_.FEW_DIVIDED, c_.FEW_DIVIDED_ROWS) * std::log2(double(split));
+  bool const astray = height % kPieceRows != 0 || leading % int64_t(kLineBytes) != 0;
+  bool const between = leading % kSectorBytes != 0;
   if (along_k) {
     disturbed += c_.FEW_STRADDLED * (lines(along_m ? e.lda : e.ldb, kernel.bits_a) - 1);
   } else {
-    if (height % kPieceRows != 0 || leading % int64_t(kLineBytes) != 0) disturbed += c_.FEW_ASTRAY;
-    if (leading % kSectorBytes != 0) disturbed += c_.FEW_BETWEEN;
+    if (astray) disturbed += c_.FEW_ASTRAY;
+    if (between) disturbed += c_.FEW_BETWEEN;
     disturbed += c_.FEW_NARROW * std::max(0.0, std::log2(kWideRows / double(height * share)));
   }
   double const memory = gpu.memory_bytes_per_second * of(c_.FEW_DRAM, c_.FEW_DRAM_ROWS) / disturbed;
@@ -609,7 +685,11 @@ double Model::few_busy(Kernel const& kernel, Extents const& e, Gpu const& gpu, i
   double const stored = area * of(c_.FEW_STORED_SECONDS, c_.FEW_STORED_ROWS_SECONDS) / double(split);
   double const added = area * of(c_.FEW_GATHERED_SECONDS, c_.FEW_GATHERED_ROWS_SECONDS) +
                        of(c_.FEW_ADDED_SECONDS, c_.FEW_ADDED_ROWS_SECONDS);
-  return (waves - 1) * wave(full, full > alone) + last + waves * (stored + (split > 1 ? added : 0.0));
+  double seconds = (waves - 1) * wave(full, full > alone) + last + waves * (stored + (split > 1 ? added : 0.0));
+  if ((along_m ? e.n : e.m) > kManyRows) seconds *= of(c_.FEW_MANY, c_.FEW_MANY_ROWS);
+  seconds += of(c_.FEW_LAUNCH_SECONDS, c_.FEW_LAUNCH_ROWS_SECONDS);
+  if (ranks > 1) seconds += of(c_.FEW_CLUSTER_SECONDS, c_.FEW_CLUSTER_ROWS_SECONDS);
+  return {share, height, seconds, waves, blocks, full, working, boxes, bytes, astray, between};
 }
 
 // Seconds of a kernel that shares out K.

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "few_correction.h"
 #include "op_args.h"
 #include "tile_scheduler.h"
 
@@ -76,14 +77,15 @@ struct Kernel {
 };
 
 // Extents of a problem as a kernel sees it. Products: m, n, k, batches (of a grouped one groups of expected extents),
-// leading dimensions of A and B, whether K is divided into slices that another kernel adds up, and bytes of an operand
-// that is copied before. Convolutions: the implicit GEMM, groups of channels, slices of K, whether the result is cast,
-// channels along K, channels, taps of the filter, pixels, and bytes read and written once.
+// leading dimensions of A and B, whether K is divided into slices that another kernel adds up, bytes of an operand that
+// is copied before, and the operands that launches before do not write (kernel_abi.h). Convolutions: the implicit GEMM,
+// groups of channels, slices of K, whether the result is cast, channels along K, channels, taps of the filter, pixels,
+// and bytes read and written once.
 struct Extents {
   int64_t m, n, k, batch;
   int64_t lda, ldb;
   bool divided;
-  int64_t copied;
+  int64_t copied, settled;
   int64_t split_k, wide, channels, c, taps, pixels, moved;
 
   // Raises std::out_of_range where there are fewer than a problem of a kernel of this operation has.
@@ -96,6 +98,14 @@ struct Launch {
   int64_t split_k = 1, swizzle = 1;
   int raster = kHeuristic;
   int64_t width = 0;  // columns of a tile, if the launch chooses them
+};
+
+// A division of a problem for few rows: how many thread blocks share the few rows, the rows of weights in a tile, the
+// seconds by the formula alone, and what the correction of these depends on.
+struct FewSample {
+  int64_t share, height;
+  double seconds;
+  FewCorrection::Inputs inputs;
 };
 
 // Bytes of A and B that are read from device memory, by the order of tiles: in panels, `swizzle` clusters wide across
@@ -120,6 +130,9 @@ class Model {
   std::vector<int64_t> slices(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
   // A lower bound of the estimates of all kernels of these types, whatever their tiles and generations.
   double least(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
+
+  // Every division of a problem that a kernel for few rows may be launched with, for fitting the correction.
+  std::vector<FewSample> few_samples(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
 
   // The factor of a kernel's time over the estimate for a kernel of a single tree.
   double part(Kernel const& kernel) const { return kernel.common ? c_.COMMON_PART : 1.0; }
@@ -146,7 +159,13 @@ class Model {
   double multistage(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                     int64_t slices) const;
   Launch few(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
-  double few_busy(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t share, int64_t height) const;
+  struct FewDivision;
+  FewDivision few_division(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t share,
+                           int64_t height) const;
+  std::vector<FewDivision> few_divisions(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
+  FewCorrection::Inputs few_inputs(Kernel const& kernel, Extents const& extents, Gpu const& gpu,
+                                   FewDivision const& made) const;
+  double few_corrected(Kernel const& kernel, Extents const& extents, Gpu const& gpu, FewDivision const& made) const;
   double split(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
   double grouped(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes) const;
   Launch gemv(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t slices) const;

@@ -154,7 +154,19 @@ void bind_model(py::module_& module) {
           [](Model const& model, KernelPointer const& kernel, Values const& extents, py::object const& device) {
             return py::tuple(py::cast(model.slices(*kernel, Extents::of(kernel->op, extents), read_gpu(device))));
           },
-          py::arg("kernel"), py::arg("extents"), py::arg("device"));
+          py::arg("kernel"), py::arg("extents"), py::arg("device"))
+      .def(
+          "few_samples",
+          [](Model const& model, KernelPointer const& kernel, Values const& extents, py::object const& device) {
+            py::list made;
+            for (FewSample const& each :
+                 model.few_samples(*kernel, Extents::of(kernel->op, extents), read_gpu(device))) {
+              made.append(py::make_tuple(each.share, each.height, each.seconds, py::tuple(py::cast(each.inputs))));
+            }
+            return made;
+          },
+          py::arg("kernel"), py::arg("extents"), py::arg("device"),
+          "(share, rows of a tile, seconds by the formula, inputs of the correction) of each division.");
   py::class_<Ranking, std::shared_ptr<Ranking>>(
       module, "Ranking", "Kernels that may serve problems of the same types, layouts and alignments.")
       .def(py::init([](std::shared_ptr<Model> model, py::object const& device,

@@ -49,6 +49,8 @@ class PlanOptions:
         backend: `auto`: the best kernel of the table; where it has none, the matrix's best one, compiled. `prebuilt`:
             the table only. `jit`: the matrix's best one, compiled.
         stream: the stream of the first launch, if known.
+        bound: whether the plan keeps an operand (`binding`): kernels that read it ahead are then judged by chains of
+            launches.
         use: the use under which the kernel is stored in `heuristics`, or None.
         in_background: whether a background thread makes the plan, while streams may be captured: the epilogue is not
             validated then; see `Plan.checked`.
@@ -65,6 +67,7 @@ class PlanOptions:
     stream: int | None = None
     workspace_size: int | None = None
     batch_invariant: bool = False
+    bound: bool = False
     use: KernelUse | None = None
     in_background: bool = False
     candidate: Candidate[Any] | None = None
@@ -122,7 +125,8 @@ def plan(
         request: the request to compute; its operands are dense, batches and images outermost.
         device: index of the GPU; None is GPU 0.
         b: the operand that a `binding` of the request keeps, such as `b` of a GEMM (of a grouped one a list), on that
-            GPU: the plan is then called without it, and `refit` gives it new values.
+            GPU: the plan is then called without it, and `refit` gives it new values. The kernel is the one that is
+            fastest where such launches follow one another.
 
     Returns:
         The plan, called with the arrays that its `slots` name, in that order: of a GEMM without scales, bias,
@@ -146,6 +150,7 @@ def plan(
     made = operation.plan(
         request, devices.get(int(device or 0)).index, arch=request.arch, alpha=request.epilogue.alpha,
         beta=request.epilogue.beta, backend=backend, jit=jit, workspace_size=workspace_size,
+        bound=b is not None or request.binding is not None,
     )  # fmt: skip
     made.request = request
     made.key = request.plan_key()

@@ -31,6 +31,8 @@ OP = "gemm"
 
 GemmCandidate: TypeAlias = "Candidate[GemmFormulation]"
 
+A_SETTLED, B_SETTLED = 1, 2  # kernel_abi.h
+
 STREAM_K_SLICES = (1, 2, 4, 8)
 
 _ROWS = 16
@@ -50,8 +52,10 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         arch: SmArch | None = None,
         *,
         batch_invariant: bool = False,
+        bound: bool = False,
     ) -> None:
-        self.device, self.arch, self.batch_invariant = device, arch, batch_invariant
+        """Formulates the problem. `bound`: the plan keeps B, which launches may read while the one before runs."""
+        self.device, self.arch, self.batch_invariant, self.bound = device, arch, batch_invariant, bound
         self._problems = [problems] if isinstance(problems, GemmProblem) else problems
         self.problem = self._problems[-1]
         self.formulations = self._formulate_all(self._problems)
@@ -105,7 +109,9 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         yield suited, "it is for few rows or columns of D"
 
     def extents(self, formulation: GemmFormulation) -> tuple[int, ...]:
-        return formulation.extents
+        if not self.bound:
+            return formulation.extents
+        return (*formulation.extents, A_SETTLED if formulation.swapped else B_SETTLED)
 
     def traits(self, formulation: GemmFormulation) -> Hashable:
         problem = formulation.problem

@@ -28,10 +28,8 @@ from ...pipeline.devices import Device
 from ...pipeline.plan import ALWAYS, NO_PRODUCT, PRODUCT, Address, Plan, Steps, moved, settled
 from ...pipeline.planning import DEFAULT_OPTIONS, PlanOptions, planned
 from . import helpers
-from .kernels import GemmCandidate, GemmSearch, nonempty, product_args
+from .kernels import A_SETTLED, B_SETTLED, GemmCandidate, GemmSearch, nonempty, product_args
 from .problem import MAX_OUTER, GemmFormulation, GemmProblem, fused_problems, over_batches
-
-A_SETTLED, B_SETTLED = 1, 2  # kernel_abi.h
 
 _ONE_BATCH = dict.fromkeys(("batch_stride_a", "batch_stride_b", "batch_stride_c", "batch_stride_d"), 0)
 
@@ -203,7 +201,7 @@ def make(problem: GemmProblem, scales: Scales = NO_SCALES, fusion: Fusion | None
     for name, scale, along in (("scale_a", scales.a, -2), ("scale_b", scales.b, -1)):
         if scale is not None and scale.form == "vector" and scale.shape[along] > 1 and scale.strides[along] != 1:
             raise UnsupportedError(f"{name} has strides {scale.strides}: its elements must be contiguous; copy it")
-    search = search_for(problem, scales, fusion, None, how.arch, batch_invariant=how.batch_invariant)
+    search = search_for(problem, scales, fusion, None, how.arch, batch_invariant=how.batch_invariant, bound=how.bound)
     return planned(search, functools.partial(from_candidate, problem, scales=scales, fusion=fusion), how)
 
 
@@ -215,6 +213,7 @@ def search_for(
     arch: SmArch | None,
     *,
     batch_invariant: bool = False,
+    bound: bool = False,
 ) -> GemmSearch:
     """The kernels for a problem with its scales and tree, on its GPU unless another device is given."""
     if 0 in (problem.m, problem.n, problem.batch):
@@ -229,7 +228,8 @@ def search_for(
         reduced = [output.name for output in fusion.tree.outputs if output.reduction] if fusion is not None else []
         reduction.refuse_sums(["amax"] if scales.amax is not None else reduced)
     problems = rewritten(nonempty(problem), scales, fusion)
-    return GemmSearch(problems, device or devices.get(problem.device), arch, batch_invariant=batch_invariant)
+    device = device or devices.get(problem.device)
+    return GemmSearch(problems, device, arch, batch_invariant=batch_invariant, bound=bound)
 
 
 def is_plain(problem: GemmProblem, scales: Scales, fusion: Fusion | None) -> bool:

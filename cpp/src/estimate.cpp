@@ -589,10 +589,14 @@ FewCorrection::Inputs Model::few_inputs(Kernel const& kernel, Extents const& e, 
 
 // The seconds of a division after the correction that timings taught.
 double Model::few_corrected(Kernel const& kernel, Extents const& e, Gpu const& gpu, FewDivision const& made) const {
-  int64_t const weights = turned(kernel, e.m, e.n) ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED;
+  bool const along_m = turned(kernel, e.m, e.n);
+  double const rows = double(e.batch) * double(along_m ? e.m : e.n);
+  if (rows < FewCorrection::kLeastRows || double(e.k) * double(kernel.bits_a) / 8 < FewCorrection::kLeastRowBytes) {
+    return made.seconds;
+  }
+  bool const bound = (e.settled & (along_m ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED)) != 0;
   FewCorrection const& correction = kernel.b_along_k ? kFewAlongK : kFewRows;
-  return made.seconds *
-         std::exp(double(correction.logarithm(few_inputs(kernel, e, gpu, made), (e.settled & weights) != 0)));
+  return made.seconds * std::exp(double(correction.logarithm(few_inputs(kernel, e, gpu, made), bound)));
 }
 
 std::vector<FewSample> Model::few_samples(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {

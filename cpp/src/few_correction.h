@@ -11,10 +11,12 @@ namespace atomr_cutlass::estimate {
 
 struct FewCorrection {
   static constexpr size_t kInputs = 21, kHidden = 24;
+  // The fewest rows of weights of the timings, and bytes of a row. Of smaller problems nothing is known.
+  static constexpr double kLeastRows = 1024, kLeastRowBytes = 2048;
 
   using Inputs = std::array<float, kInputs>;
 
-  // The inputs of the timings lay between these, and others are moved there: far from them the network knows nothing.
+  // The inputs of the timings lay between these, and others are moved there.
   float least[kInputs], most[kInputs];
   // Of each hidden unit the weights of the inputs and a constant, of each output those of the units and a constant. The
   // outputs are for launches that wait for the one before, and for chains of launches with bound weights.

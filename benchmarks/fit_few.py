@@ -45,8 +45,8 @@ HIDDEN, OUTPUTS = 24, 2
 FAR = 1.7
 """Times the fastest: slower divisions are left out."""
 STEPS, RATE, DECAY = 3000, 0.015, 3e-4
-LEVEL = 0.04
-"""Added to all logarithms: what is chosen is underestimated, and bursts of these timings are short."""
+LEVEL = 0.02
+"""Added to all logarithms: what is chosen is 4% underestimated without it, other kernels of few rows by 1 to 6%."""
 DRAWN, DRAWN_SHARE = 0.03, 0.05
 """How much slower a division may be estimated and still be drawn, and the weight of that part of the objective."""
 

@@ -591,9 +591,9 @@ FewCorrection::Inputs Model::few_inputs(Kernel const& kernel, Extents const& e, 
 double Model::few_corrected(Kernel const& kernel, Extents const& e, Gpu const& gpu, FewDivision const& made) const {
   bool const along_m = turned(kernel, e.m, e.n);
   double const rows = double(e.batch) * double(along_m ? e.m : e.n);
-  if (rows < FewCorrection::kLeastRows || double(e.k) * double(kernel.bits_a) / 8 < FewCorrection::kLeastRowBytes) {
-    return made.seconds;
-  }
+  double const row_bytes = double(e.k) * double(kernel.bits_a) / 8;
+  bool const timed = rows >= FewCorrection::kLeastRows && row_bytes >= FewCorrection::kLeastRowBytes && e.copied == 0;
+  if (!timed) return made.seconds;
   bool const bound = (e.settled & (along_m ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED)) != 0;
   FewCorrection const& correction = kernel.b_along_k ? kFewAlongK : kFewRows;
   return made.seconds * std::exp(double(correction.logarithm(few_inputs(kernel, e, gpu, made), bound)));

@@ -223,8 +223,8 @@ def told(found: Sequence[Floats]) -> str:
     )  # fmt: skip
 
 
-def text(name: str, network: Network, samples: Samples) -> str:
-    """A network as C++, with the ranges of the inputs that it was trained for."""
+def text(layouts: str, network: Network, samples: Samples) -> str:
+    """A network as C++, with the clusters and the ranges of the inputs that it was trained for."""
 
     def row(values: Floats) -> str:
         return "{" + ", ".join(f"{float(value):.6e}f" for value in values) + "}"
@@ -234,8 +234,9 @@ def text(name: str, network: Network, samples: Samples) -> str:
 
     hidden, outputs = network.folded()
     inputs = samples.inputs[:, :-1]
-    parts = [row(inputs.min(0)), row(inputs.max(0)), f"{{\n{rows(hidden)}}}", f"{{\n{rows(outputs)}}}"]
-    return f"inline constexpr FewCorrection {name} = {{\n    " + ",\n    ".join(parts) + "};\n"
+    clusters = str(sum(kernels(layouts)))
+    parts = [clusters, row(inputs.min(0)), row(inputs.max(0)), f"{{\n{rows(hidden)}}}", f"{{\n{rows(outputs)}}}"]
+    return f"inline constexpr FewCorrection {LAYOUTS[layouts]} = {{\n    " + ",\n    ".join(parts) + "};\n"
 
 
 def main() -> int:
@@ -247,7 +248,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="few_correction.inc, to write")
     arguments = parser.parse_args()
     written = ["// Written by benchmarks/fit_few.py; few_correction.h says what it is.\n// clang-format off\n"]
-    for layouts, name in LAYOUTS.items():
+    for layouts in LAYOUTS:
         samples = read(arguments.files, arguments.before, layouts)
         nothing = np.zeros_like(samples.times)
         print(layouts, "the formula:", told(losses(samples, nothing)))
@@ -263,7 +264,7 @@ def main() -> int:
         else:
             network = trained(samples)
             print(layouts, "fitted:", told(losses(samples, network(samples.inputs)[1])))
-            written.append(text(name, network, samples))
+            written.append(text(layouts, network, samples))
     if arguments.out and not arguments.leave_out:
         arguments.out.write_text("".join(written) + "// clang-format on\n", encoding="utf-8")
     return 0

@@ -536,15 +536,22 @@ std::vector<Model::FewDivision> Model::few_divisions(Kernel const& kernel, Exten
   return found;
 }
 
-// For a kernel for few rows, with the fastest division.
+// For a kernel for few rows, with the fastest division. What was timed is corrected.
 Launch Model::few(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
+  bool const along_m = turned(kernel, e.m, e.n);
+  bool const bound = (e.settled & (along_m ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED)) != 0;
+  FewCorrection const& correction = kernel.b_along_k ? kFewAlongK : kFewRows;
+  bool const timed = double(e.batch) * double(along_m ? e.m : e.n) >= FewCorrection::kLeastRows &&
+                     double(e.k) * double(kernel.bits_a) / 8 >= FewCorrection::kLeastRowBytes &&
+                     (correction.clusters & kernel.cluster[2]) != 0 && e.copied == 0;
   std::vector<FewDivision> const divisions = few_divisions(kernel, e, gpu);
   double least = INFINITY;
   for (FewDivision const& made : divisions) least = std::min(least, made.seconds);
   Launch best{INFINITY};
   for (FewDivision const& made : divisions) {
     if (made.seconds > kFewNear * least) continue;
-    double const seconds = few_corrected(kernel, e, gpu, made);
+    double seconds = made.seconds;
+    if (timed) seconds *= std::exp(double(correction.logarithm(few_inputs(kernel, e, gpu, made), bound)));
     if (seconds < best.seconds) best = {seconds, 1, made.share, kHeuristic, made.height};
   }
   best.seconds *= (kernel.fp8 ? c_.FEW_FP8 : 1.0) * (kernel.block_scaled ? c_.FEW_BLOCK_SCALED : 1.0);
@@ -585,18 +592,6 @@ FewCorrection::Inputs Model::few_inputs(Kernel const& kernel, Extents const& e, 
   FewCorrection::Inputs found;
   std::transform(inputs.begin(), inputs.end(), found.begin(), [](double value) { return float(value); });
   return found;
-}
-
-// The seconds of a division after the correction that timings taught.
-double Model::few_corrected(Kernel const& kernel, Extents const& e, Gpu const& gpu, FewDivision const& made) const {
-  bool const along_m = turned(kernel, e.m, e.n);
-  double const rows = double(e.batch) * double(along_m ? e.m : e.n);
-  double const row_bytes = double(e.k) * double(kernel.bits_a) / 8;
-  bool const timed = rows >= FewCorrection::kLeastRows && row_bytes >= FewCorrection::kLeastRowBytes && e.copied == 0;
-  if (!timed) return made.seconds;
-  bool const bound = (e.settled & (along_m ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED)) != 0;
-  FewCorrection const& correction = kernel.b_along_k ? kFewAlongK : kFewRows;
-  return made.seconds * std::exp(double(correction.logarithm(few_inputs(kernel, e, gpu, made), bound)));
 }
 
 std::vector<FewSample> Model::few_samples(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {

@@ -165,7 +165,6 @@ class Model {
   std::vector<FewDivision> few_divisions(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
   FewCorrection::Inputs few_inputs(Kernel const& kernel, Extents const& extents, Gpu const& gpu,
                                    FewDivision const& made) const;
-  double few_corrected(Kernel const& kernel, Extents const& extents, Gpu const& gpu, FewDivision const& made) const;
   double split(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
   double grouped(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes) const;
   Launch gemv(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t slices) const;

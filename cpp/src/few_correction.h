@@ -16,6 +16,7 @@ struct FewCorrection {
 
   using Inputs = std::array<float, kInputs>;
 
+  int clusters;  // the sizes of the clusters that were timed, powers of 2, added up
   // The inputs of the timings lay between these, and others are moved there.
   float least[kInputs], most[kInputs];
   // Of each hidden unit the weights of the inputs and a constant, of each output those of the units and a constant. The

@@ -411,7 +411,7 @@ struct TmaEpilogue {
 
   template <class Problem, class Where>
   CUTLASS_DEVICE void read_ahead(Problem const& problem, Where const& where, int thread) {
-    if constexpr (kReadsAhead<Visitor>) visitor.read_ahead(problem, where, thread, kM * 2);
+    if constexpr (kReadsAhead<Visitor>) visitor.read_ahead(problem, where, thread, kThreads);
   }
 
   // D = factor * sums, of a visitor that says so: -0 stays, which adding 0 * C would make 0.

@@ -57,7 +57,7 @@ struct GemmFewSm90 {
   static constexpr int kPiece = 64;  // rows that a TMA load takes at most where they are contiguous
   static constexpr int kConsumers = 256;
   static constexpr int kRun = 4, kRunBytes = kRun * sizeof(float);  // see Runs
-  static constexpr int kTogetherBits = 3, kTogether = 1 << kTogetherBits;
+  static constexpr int kInTurnBits = 3, kInTurn = 1 << kInTurnBits;
   static constexpr int kThreads = kConsumers + 64;  // a warp loads the weights, another the few rows
   static constexpr int kMinBlocks = 1;
   static constexpr int kClusterM = 1, kClusterN = 1, kClusterK = kRanks;
@@ -150,6 +150,16 @@ struct GemmFewSm90 {
     return map;
   }
 
+  // The stages that a thread block needs. Thread blocks side by side read neighbouring pieces of each row of row-major
+  // weights, which device memory delivers together if they ask for them at about the same time: none is to run further
+  // ahead of others than keeps the memory busy (measured on weights of 50 to 400 MB: 2 to 8% of a launch).
+  static int under_way(Args const& args, int blocks, int stage_bytes) {
+    if (args.memory_rate <= 0) return kMaxStages;
+    constexpr double kLatency = 2.7e-6;
+    double const busy = kLatency * 1e9 * double(args.memory_rate) / (double(blocks) * double(stage_bytes));
+    return busy < kMaxStages ? 2 + int(busy + 0.5) : kMaxStages;
+  }
+
   static int available(Args const& args) {
     int const clusters = args.max_active_clusters > 0 ? args.max_active_clusters : args.sm_count / kRanks;
     return clusters < 1 ? 1 : clusters;
@@ -172,7 +182,7 @@ struct GemmFewSm90 {
     int const clusters = available(args);
     result.clusters = result.tiles < clusters ? result.tiles : clusters;
     int const split = 1 << result.split_bits;
-    result.runs = ceil_div(result.height / kRun * few, kTogether * split) * kTogether;
+    result.runs = ceil_div(result.height / kRun * few, kInTurn * split) * kInTurn;
     int const sums = split > 1 ? split * result.runs * kRun : result.few_height * pitch(result.height);
     int const sums_bytes = (result.halved ? 2 : 1) * sums * int(sizeof(float));
     result.stages_offset = ceil_div(kBarrierBytes + sums_bytes, 1024) * 1024;
@@ -188,6 +198,7 @@ struct GemmFewSm90 {
     result.stage_steps = clamp(stage_bytes / step_bytes, 1, most);
     result.stages = clamp(stages_bytes / (step_bytes * result.stage_steps), 1, kMaxSteps / result.stage_steps);
     if (result.stages > kMaxStages) result.stages = kMaxStages;
+    result.stages = clamp(under_way(args, kRanks * result.clusters, step_bytes * result.stage_steps), 1, result.stages);
 
     int const weights_batches = turn ? batches(args, args.batch_stride_a) : batches(args, args.batch_stride_b);
     int const few_batches = turn ? batches(args, args.batch_stride_b) : batches(args, args.batch_stride_a);
@@ -333,6 +344,9 @@ struct GemmFewSm90 {
   // of a warp write differ by two, and meet different banks.
   CUTLASS_HOST_DEVICE static constexpr int pitch(int height) { return height + 4; }
 
+  // Whether the thread blocks of a cluster divide K.
+  CUTLASS_DEVICE static bool divides_k(Params const& params) { return kRanks > 1 && params.split_bits > 0; }
+
   static int clamp(int value, int least, int most) { return value < least ? least : (value > most ? most : value); }
 
   static int batches(Args const& args, int64_t stride) { return stride != 0 ? args.batch : 1; }
@@ -451,7 +465,7 @@ struct GemmFewSm90 {
 
   // Sums of four rows of weights and one of the few are a run. Runs are numbered in the order in which they are stored,
   // so that neighbours are stored next to one another: first those of one of the few rows, or, where D has the few as
-  // its columns, those of the same four rows. kTogether of them belong to one of the ranks that divide K, the next ones
+  // its columns, those of the same four rows. kInTurn of them belong to one of the ranks that divide K, the next ones
   // to the next rank.
   struct Runs {
     int along, few;  // runs of one of the few rows, and the few rows
@@ -463,6 +477,11 @@ struct GemmFewSm90 {
           turned(params.turned) {}
     CUTLASS_DEVICE int count() const { return along * few; }
     CUTLASS_DEVICE int number(int run, int other) const { return turned ? run * few + other : other * along + run; }
+    // Of the run of a number: which of 1 << bits ranks stores it, and its place among those of that rank.
+    CUTLASS_DEVICE static int owner(int number, int bits) { return number / kInTurn & ((1 << bits) - 1); }
+    CUTLASS_DEVICE static int place(int number, int bits) {
+      return (number >> (kInTurnBits + bits)) * kInTurn + number % kInTurn;
+    }
   };
 
   // What a thread adds up and stores of each tile, and the scale of all results, where they have one: found before the
@@ -476,12 +495,12 @@ struct GemmFewSm90 {
 
     CUTLASS_DEVICE Share(Params const& params, Place const& place) : scale(params.scaled.alpha) {
       Runs const runs(params);
-      int const thread = int(threadIdx.x), bits = params.split_bits, before = place.part * kTogether;
+      int const thread = int(threadIdx.x), bits = params.split_bits, before = place.part * kInTurn;
       end = runs.count();
-      first = (thread / kTogether * kTogether << bits) + before + thread % kTogether;
+      first = (thread / kInTurn * kInTurn << bits) + before + thread % kInTurn;
       step = kConsumers << bits;
-      int const whole = (end >> (kTogetherBits + bits)) * kTogether, left = end - (whole << bits) - before;
-      bytes = (whole + (left < 0 ? 0 : (left < kTogether ? left : kTogether))) * kRunBytes;
+      int const whole = (end >> (kInTurnBits + bits)) * kInTurn, left = end - (whole << bits) - before;
+      bytes = (whole + (left < 0 ? 0 : (left < kInTurn ? left : kInTurn))) * kRunBytes;
       fast = runs.turned ? runs.few : runs.along;
       slow_at = first / fast;
       fast_at = first - slow_at * fast;
@@ -515,7 +534,7 @@ struct GemmFewSm90 {
           multiply<128, 1>(params, place, tile, warp, mine, turn);
         }
       }
-      if (split > 1) {
+      if (divides_k(params)) {
         wait_for_cluster(&place.barriers->sums_full, turn.tile_phase);
       } else {
         cutlass::arch::NamedBarrier::sync(kConsumers, 0);
@@ -528,7 +547,7 @@ struct GemmFewSm90 {
       if constexpr (kRanks > 1) {
         // The others write the next tile's sums when all have read these, if there is a next one: a thread block may
         // leave when its own have come.
-        if (split > 1 && tile.index + params.clusters < params.tiles) {
+        if (divides_k(params) && tile.index + params.clusters < params.tiles) {
           asm volatile("" ::: "memory");  // what was read has been used
           __syncwarp();
           if (lane < split) {
@@ -657,6 +676,7 @@ struct GemmFewSm90 {
       wgmma_fence(sums);
       release(before);
     }
+    __syncwarp();  // single lanes have released stages
     if (turn.first) {
       // No thread block writes into another before that one has its barriers.
       if constexpr (kRanks > 1) cute::cluster_wait();
@@ -666,7 +686,7 @@ struct GemmFewSm90 {
     }
     // Not before that: a phase that waits for nothing else, where a rank has no run, would end while warps still wait
     // for the end of the one before.
-    if (kRanks > 1 && params.split_bits > 0 && threadIdx.x == 0) {
+    if (divides_k(params) && threadIdx.x == 0) {
       Full::arrive_and_expect_tx(&place.barriers->sums_full, mine.bytes << (params.split_bits + params.halved));
     }
     if (multiplies) leave<kWide>(params, place, half, first_row + warp % 4 * 16, sums);
@@ -677,7 +697,7 @@ struct GemmFewSm90 {
   CUTLASS_DEVICE static void leave(Params const& params, Place const& place, int half, int first,
                                    float (&sums)[kWide / 2]) {
     int const lane = int(threadIdx.x) % 32, bits = params.split_bits;
-    if (kRanks == 1 || bits == 0) {
+    if (!divides_k(params)) {
       int const row = first + lane / 4, wide = pitch(params.height);
       float* const to = reinterpret_cast<float*>(place.sums) + half * params.few_height * wide + row;
       CUTLASS_PRAGMA_UNROLL
@@ -699,11 +719,9 @@ struct GemmFewSm90 {
         float* const four = sums + 4 * i;
         transpose(four, among);
         if (run >= runs.along || other >= runs.few) continue;
-        int const owner = number / kTogether & ((1 << bits) - 1);
-        int const at = (number >> (kTogetherBits + bits)) * kTogether + number % kTogether;
-        uint32_t const rank = uint32_t((owner << params.share_bits) + place.member);
+        uint32_t const rank = uint32_t((runs.owner(number, bits) << params.share_bits) + place.member);
         asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(
-                         cute::set_block_rank(of_part + at * kRunBytes, rank)),
+                         cute::set_block_rank(of_part + runs.place(number, bits) * kRunBytes, rank)),
                      "r"(cute::set_block_rank(cute::cast_smem_ptr_to_uint(&place.barriers->sums_full), rank)),
                      "f"(four[0]), "f"(four[1]), "f"(four[2]), "f"(four[3])
                      : "memory");
@@ -751,7 +769,7 @@ struct GemmFewSm90 {
   }
 
   CUTLASS_DEVICE static void empty_sums(Params const& params, Place const& place, uint32_t phase) {
-    if (kRanks > 1 && params.split_bits > 0) {
+    if (divides_k(params)) {
       Empty::wait(&place.barriers->sums_empty, phase);
     } else {
       cutlass::arch::NamedBarrier::sync(kConsumers, 0);

@@ -128,12 +128,14 @@ struct SlicedMainloop : DependentMainloop<Mainloop> {
     Slice const slice(params, cute::get<3>(block));
     Base::load(params, pipeline, state, inputs, slice.of(block), StepsFrom{slice.first}, count, thread, rank, shared);
   }
-  template <class Pipeline, class BlockCoord>
+  template <class Pipeline, class BlockCoord, class... Operands>
   CUTLASS_DEVICE static void load_steps(bool issues, Params const& params, Pipeline& pipeline,
-                                        typename Base::PipelineState& state, BlockCoord const& block, int, int count,
-                                        uint32_t rank, typename Base::TensorStorage& shared) {
+                                        typename Base::PipelineState& state, BlockCoord const& block, int first,
+                                        int count, uint32_t rank, typename Base::TensorStorage& shared,
+                                        Operands... operands) {
     Slice const slice(params, cute::get<3>(block));
-    Base::load_steps(issues, params, pipeline, state, slice.of(block), slice.first, count, rank, shared);
+    Base::load_steps(issues, params, pipeline, state, slice.of(block), slice.first + first, count, rank, shared,
+                     operands...);
   }
 
  private:
@@ -233,14 +235,17 @@ struct GemmSm90 {
   static constexpr bool kDependent = true;
 
   // CUTLASS's mainloops, epilogues without shared memory and stream-K keep CUTLASS's kernel.
+  static constexpr bool kOwnKernel = kHasOwnMainloop<Mainloop> && !kDirect && !kStreamK;
+  static_assert(!(kOwnKernel && kSwapped), "bits of settled operands would change places");
   using Kernel = cute::conditional_t<
-      kHasOwnMainloop<Mainloop> && !kDirect && !kStreamK, PersistentGemm<CollectiveMainloop, CollectiveEpilogue>,
+      kOwnKernel, PersistentGemm<CollectiveMainloop, CollectiveEpilogue>,
       cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop, CollectiveEpilogue,
                                            cute::conditional_t<kStreamK, TileScheduler, TileListScheduler>>>;
   using Scheduler = typename Kernel::TileScheduler;
 
   static typename Kernel::Arguments arguments(Args const& args) {
     auto result = gemm_arguments<Kernel>(args, Scales::kPresent);
+    if constexpr (kOwnKernel) result.settled = args.settled;
     if constexpr (kSliced) {
       constexpr int kStep = cute::size<2>(Tile{});
       int32_t const slices = args.split_k > 1 ? args.split_k : 1;

@@ -2,6 +2,7 @@
 // place of CUTLASS's: the same pipeline, the same products in the same order, and a fraction of its templates.
 #pragma once
 
+#include "atomr_cutlass/kernel_abi.h"
 #include "atomr_cutlass/tma_tile.h"
 #include "atomr_cutlass/wgmma.h"
 #include "cute/arch/cluster_sm90.hpp"
@@ -70,6 +71,17 @@ struct StepsFrom {
     ++at;
     return *this;
   }
+};
+
+// The operands that are loaded: both, or those of the bits of kernel_abi.h for settled ones.
+struct BothOperands {
+  CUTLASS_DEVICE static constexpr bool a() { return true; }
+  CUTLASS_DEVICE static constexpr bool b() { return true; }
+};
+struct SomeOperands {
+  int32_t bits;
+  CUTLASS_DEVICE bool a() const { return (bits & ATOMR_CUTLASS_A_SETTLED) != 0; }
+  CUTLASS_DEVICE bool b() const { return (bits & ATOMR_CUTLASS_B_SETTLED) != 0; }
 };
 
 template <class Policy, class Tile, class ElementA_, class StrideA_, class ElementB_, class StrideB_, class TiledMma_>
@@ -160,11 +172,11 @@ struct TmaMainloop {
                            Where const& where, Steps step, int count, int, uint32_t rank, TensorStorage& shared) {
     load_from(params.a, params.b, pipeline, state, where, step, count, rank, shared);
   }
-  template <class Pipeline, class Where>
+  template <class Pipeline, class Where, class Operands = BothOperands>
   CUTLASS_DEVICE static void load_steps(bool issues, Params const& params, Pipeline& pipeline, PipelineState& state,
-                                        Where const& where, int first, int count, uint32_t rank,
-                                        TensorStorage& shared) {
-    load_tile(issues, params.a, params.b, pipeline, state, where, StepsFrom{first}, count, rank, shared);
+                                        Where const& where, int first, int count, uint32_t rank, TensorStorage& shared,
+                                        Operands operands = {}) {
+    load_tile(issues, params.a, params.b, pipeline, state, where, StepsFrom{first}, count, rank, shared, operands);
   }
   template <class Where, class Steps>
   CUTLASS_DEVICE static void load_from(cute::TmaDescriptor const& map_a, cute::TmaDescriptor const& map_b,
@@ -174,10 +186,10 @@ struct TmaMainloop {
   }
   // The operands of a tile, by the thread of a warp that `issues`. The others wait with it: so the values that TMA
   // takes stay in uniform registers. Leaves `state` behind the last step's.
-  template <class Pipeline, class Where, class Steps>
+  template <class Pipeline, class Where, class Steps, class Operands = BothOperands>
   CUTLASS_DEVICE static void load_tile(bool issues, cute::TmaDescriptor const& map_a, cute::TmaDescriptor const& map_b,
                                        Pipeline& pipeline, PipelineState& state, Where const& where, Steps step,
-                                       int count, uint32_t rank, TensorStorage& shared) {
+                                       int count, uint32_t rank, TensorStorage& shared, Operands operands = {}) {
     int const in_m = int(rank) % kClusterM, in_n = int(rank) / kClusterM;
     uint16_t shared_a = 0, shared_b = 0;
     for (int n = 0; n < kClusterN; ++n) shared_a |= uint16_t(1) << (in_m + n * kClusterM);
@@ -189,8 +201,10 @@ struct TmaMainloop {
       pipeline.producer_acquire(state);
       uint64_t* const full = pipeline.producer_get_barrier(state);
       int const k = int(*step) * kK, stage = state.index();
-      if (issues) {
+      if (issues && operands.a()) {
         TileA::load(map_a, full, shared_a, shared.a + stage * TileA::kBytes, in_n, m, k, batch);
+      }
+      if (issues && operands.b()) {
         TileB::load(map_b, full, shared_b, shared.b + stage * TileB::kBytes, in_m, n, k, batch);
       }
       ++step;

@@ -27,9 +27,9 @@ template <int kStages, class Cluster, int kWarpGroups, int kProducers>
 class OperandStages {
   static constexpr int kClusterM = cute::size<0>(Cluster{}), kClusterN = cute::size<1>(Cluster{});
   static constexpr int kBlocks = kClusterM * kClusterN;
-  // Threads for which one frees a stage: of a warp group, which waits for its products together, or of a warp.
-  static constexpr int kTogether = kProducers > 1 ? cutlass::NumThreadsPerWarp : cutlass::NumThreadsPerWarpGroup;
-  static constexpr int kArrivals = kWarpGroups * cutlass::NumThreadsPerWarpGroup / kTogether;
+  // Threads of which one frees a stage for all: of a warp group, which waits for its products together, or of a warp.
+  static constexpr int kFreeing = kProducers > 1 ? cutlass::NumThreadsPerWarp : cutlass::NumThreadsPerWarpGroup;
+  static constexpr int kArrivals = kWarpGroups * cutlass::NumThreadsPerWarpGroup / kFreeing;
   using Barrier = cutlass::arch::ClusterBarrier;
   using Transactions = cutlass::arch::ClusterTransactionBarrier;
 
@@ -52,11 +52,11 @@ class OperandStages {
   // `bytes` of a stage, which a thread announces that loads them; 0 in all others.
   CUTLASS_DEVICE OperandStages(Storage& storage, uint32_t bytes) : storage(&storage), bytes(bytes) {}
 
-  // Of the thread of this number in a warp group that multiplies. Each of the first ones of kTogether signals the
+  // Of the thread of this number in a warp group that multiplies. Each of the first ones of kFreeing signals the
   // thread block of its number, if that shares operands with this one: itself and those of the same row or column of
   // the cluster.
   CUTLASS_DEVICE OperandStages(Storage& storage, int thread_in_group) : storage(&storage) {
-    int const thread = thread_in_group % kTogether;
+    int const thread = thread_in_group % kFreeing;
     if constexpr (kBlocks == 1) {
       signals = thread == 0;
     } else {
@@ -69,10 +69,6 @@ class OperandStages {
 
   // The names are those of CUTLASS's pipelines, which take the same places in mainloops.
   CUTLASS_DEVICE void producer_acquire(State const& state) const {
-    if (state.count() == 0) {
-      // All else is ready. The next launch may start beside this one, and waits for its end.
-      asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-    }
     Barrier::wait(&storage->empty[state.index()], state.phase());
     if (bytes > 0) Transactions::arrive_and_expect_tx(&storage->full[state.index()], bytes);
   }
@@ -168,18 +164,19 @@ struct PersistentGemm {
   static constexpr bool kPingpong =
       cute::is_base_of_v<cutlass::gemm::KernelTmaWarpSpecializedPingpong, typename Mainloop::DispatchPolicy::Schedule>;
   static constexpr int kGroup = cutlass::NumThreadsPerWarpGroup;
-  static constexpr int kTogether = decltype(cute::size(TiledMma{}))::value;  // threads that multiply a tile
-  static_assert(!kPingpong || kTogether == kGroup);
-  static constexpr uint32_t MaxThreadsPerBlock = kGroup + (kPingpong ? 2 * kGroup : kTogether);
+  static constexpr int kMultiplying = decltype(cute::size(TiledMma{}))::value;  // threads that multiply a tile
+  static_assert(!kPingpong || kMultiplying == kGroup);
+  static constexpr uint32_t MaxThreadsPerBlock = kGroup + (kPingpong ? 2 * kGroup : kMultiplying);
   static constexpr uint32_t MinBlocksPerMultiprocessor = 1;
 
   // Registers of a thread that loads, and of one that multiplies.
-  static constexpr int kSums = cute::size<0>(TileShape{}) * cute::size<1>(TileShape{}) / kTogether;
-  static constexpr bool kThreeGroups = kTogether == 3 * kGroup;
+  static constexpr int kSums = cute::size<0>(TileShape{}) * cute::size<1>(TileShape{}) / kMultiplying;
+  static constexpr bool kThreeGroups = kMultiplying == 3 * kGroup;
   static constexpr int kLoadRegisters = kThreeGroups ? 32 : (kSums >= 208 ? 24 : 40);
   static constexpr int kMultiplyRegisters = kThreeGroups ? 160 : (kSums >= 208 ? 240 : 232);
 
-  using Stages = OperandStages<Mainloop::kStages, ClusterShape, kTogether / kGroup, Mainloop::NumProducerThreadEvents>;
+  using Stages =
+      OperandStages<Mainloop::kStages, ClusterShape, kMultiplying / kGroup, Mainloop::NumProducerThreadEvents>;
   using State = typename Stages::State;
   using LoadC = typename Epilogue::LoadPipeline;
   using LoadCState = typename Epilogue::LoadPipelineState;
@@ -205,9 +202,11 @@ struct PersistentGemm {
     typename Epilogue::Arguments epilogue{};
     cutlass::KernelHardwareInfo hw_info{};
     typename List::Arguments scheduler{};
+    int32_t settled = 0;  // bits of operands that no running launch writes (kernel_abi.h)
   };
   struct Params {
     Problem problem;
+    int32_t settled;
     typename Mainloop::Params mainloop;
     typename Epilogue::Params epilogue;
     typename List::Params tiles;
@@ -217,6 +216,7 @@ struct PersistentGemm {
   static Params to_underlying_arguments(Arguments const& args, void*) {
     Params result{};
     result.problem = args.problem_shape;
+    result.settled = args.settled;
     result.mainloop = Mainloop::to_underlying_arguments(args.problem_shape, args.mainloop, nullptr);
     result.epilogue = Epilogue::to_underlying_arguments(args.problem_shape, args.epilogue, nullptr);
     result.tiles =
@@ -243,7 +243,7 @@ struct PersistentGemm {
       if (cute::elect_one_sync()) {
         Stages::init(shared.barriers.operands);
         for (auto& barrier : shared.barriers.c.full_barrier_) barrier.init(cutlass::NumThreadsPerWarp);
-        for (auto& barrier : shared.barriers.c.empty_barrier_) barrier.init(kTogether);
+        for (auto& barrier : shared.barriers.c.empty_barrier_) barrier.init(kMultiplying);
         if constexpr (kPingpong) {
           Turns::init(shared.barriers.multiplying);
           Turns::init(shared.barriers.storing);
@@ -305,9 +305,28 @@ struct PersistentGemm {
     List list(params.tiles);
     uint32_t const rank = cute::block_rank_in_cluster();
     int const count = steps(params);
-    for (Work tile = list.get_current_work(); tile.is_valid(); tile = next(list, 1)) {
-      Mainloop::load_steps(issues, params.mainloop, stages, state, place(tile), 0, count, rank,
+    Work tile = list.get_current_work();
+    int begin = 0;
+    if (params.settled != 0 && tile.is_valid()) {
+      // All stages are free, and announced once: of settled operands they are filled before the launch before has
+      // ended, of the other one after that.
+      begin = count < Mainloop::kStages ? count : Mainloop::kStages;
+      Stages const announced(shared.barriers.operands, uint32_t(0));
+      State again = state;
+      Mainloop::load_steps(issues, params.mainloop, stages, state, place(tile), 0, begin, rank, shared.tensors.mainloop,
+                           SomeOperands{params.settled});
+      wait();
+      Mainloop::load_steps(issues, params.mainloop, announced, again, place(tile), 0, begin, rank,
+                           shared.tensors.mainloop, SomeOperands{~params.settled});
+    } else {
+      wait();
+    }
+    // The next launch may start beside this one, and waits for its end.
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    for (; tile.is_valid(); tile = next(list, 1)) {
+      Mainloop::load_steps(issues, params.mainloop, stages, state, place(tile), begin, count - begin, rank,
                            shared.tensors.mainloop);
+      begin = 0;
     }
     stages.producer_tail(state);
   }
@@ -332,7 +351,7 @@ struct PersistentGemm {
     typename LoadC::Params pipeline;
     pipeline.transaction_bytes = params.epilogue.tma_transaction_bytes;
     pipeline.producer_arv_count = cutlass::NumThreadsPerWarp;
-    pipeline.consumer_arv_count = kTogether;
+    pipeline.consumer_arv_count = kMultiplying;
     return LoadC(shared.barriers.c, pipeline, cute::false_type{});
   }
 

@@ -52,7 +52,10 @@ struct GemmFewSm90 {
   static constexpr bool kAlongK = cute::is_same_v<LayoutB, cutlass::layout::ColumnMajor>;
   static constexpr int kBoxBytes = 128;  // bytes of K of a row that a TMA load takes at once: the swizzle's width
   static constexpr int kBox = kBoxBytes / int(sizeof(Element));
-  static constexpr int kRows = 128;  // the tallest tile
+  static constexpr int kRows = 128;  // of a tile that its warp groups multiply at once
+  // The tallest tile, and the most few rows of one taller than kRows: neighbours share cache lines of each row where
+  // the weights' rows are contiguous, fewer of them the taller their tiles are.
+  static constexpr int kTallest = kAlongK ? kRows : 2 * kRows, kFewOfTall = 64;
   static constexpr int kUnit = kAlongK ? 8 : 16;  // heights of tiles are multiples of it
   static constexpr int kPiece = 64;  // rows that a TMA load takes at most where they are contiguous
   static constexpr int kConsumers = 256;
@@ -123,7 +126,8 @@ struct GemmFewSm90 {
     // The arguments have no stride from one batch's block scales to the next one's.
     if (kBlockScaled && (args.batch > 1 || args.scale_a == nullptr || args.scale_b == nullptr)) return false;
     bool const shares = args.swizzle > 0 && args.swizzle <= kRanks && (args.swizzle & (args.swizzle - 1)) == 0;
-    bool const is_height = args.width >= 0 && args.width <= kRows && args.width % kUnit == 0;
+    int const tallest = few <= kFewOfTall ? kTallest : kRows;
+    bool const is_height = args.width >= 0 && args.width <= tallest && args.width % kUnit == 0;
     return args.m > 0 && args.n > 0 && args.k > 0 && args.batch > 0 && few <= kFew && args.split_k == 1 && shares &&
            is_height && aligned(args.a, args.lda, args.batch_stride_a) &&
            aligned(args.b, args.ldb, args.batch_stride_b);
@@ -148,16 +152,6 @@ struct GemmFewSm90 {
         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 #endif
     return map;
-  }
-
-  // The stages that a thread block needs. Thread blocks side by side read neighbouring pieces of each row of row-major
-  // weights, which device memory delivers together if they ask for them at about the same time: none is to run further
-  // ahead of others than keeps the memory busy (measured on weights of 50 to 400 MB: 2 to 8% of a launch).
-  static int under_way(Args const& args, int blocks, int stage_bytes) {
-    if (args.memory_rate <= 0) return kMaxStages;
-    constexpr double kLatency = 2.7e-6;
-    double const busy = kLatency * 1e9 * double(args.memory_rate) / (double(blocks) * double(stage_bytes));
-    return busy < kMaxStages ? 2 + int(busy + 0.5) : kMaxStages;
   }
 
   static int available(Args const& args) {
@@ -189,7 +183,8 @@ struct GemmFewSm90 {
     int const box_bytes = weights_bytes(result.height) + result.few_height * kBoxBytes;
     int const stages_bytes = kSharedBytes - kOverrun - result.stages_offset;
     // Narrow instructions are soon done: two boxes of them are issued at once.
-    result.group = result.few_height > (result.halved ? 32 : 64) ? 1 : 2;
+    bool const is_tall = result.height > kRows;
+    result.group = is_tall || result.few_height > (result.halved ? 32 : 64) ? 1 : 2;
     result.step = result.group * (result.halved ? 2 : 1);
     result.steps = ceil_div(ceil_div(args.k, kBox), result.step);
     int const most = clamp(ceil_div(result.steps, split), 1, kStageBoxes / result.step);
@@ -198,7 +193,6 @@ struct GemmFewSm90 {
     result.stage_steps = clamp(stage_bytes / step_bytes, 1, most);
     result.stages = clamp(stages_bytes / (step_bytes * result.stage_steps), 1, kMaxSteps / result.stage_steps);
     if (result.stages > kMaxStages) result.stages = kMaxStages;
-    result.stages = clamp(under_way(args, kRanks * result.clusters, step_bytes * result.stage_steps), 1, result.stages);
 
     int const weights_batches = turn ? batches(args, args.batch_stride_a) : batches(args, args.batch_stride_b);
     int const few_batches = turn ? batches(args, args.batch_stride_b) : batches(args, args.batch_stride_a);
@@ -520,7 +514,9 @@ struct GemmFewSm90 {
     Turn turn;
     Share const mine(params, place);
     for (Tile tile(params); tile.index < params.tiles; tile.next(params)) {
-      if (params.few_height <= 16) {
+      if (kTallest > kRows && params.height > kRows) {
+        multiply_tall(params, place, tile, warp, mine, turn);
+      } else if (params.few_height <= 16) {
         multiply<16, 2>(params, place, tile, warp, mine, turn);
       } else if (kFew == 32 || params.few_height <= 32) {
         multiply<32, 2>(params, place, tile, warp, mine, turn);
@@ -595,8 +591,23 @@ struct GemmFewSm90 {
     }
   };
 
-  // Leaves a tile's sums in shared memory. With instructions as narrow as the few rows, kGroup boxes at once.
-  template <int kWide, int kGroup>
+  // A tile of more than kRows rows.
+  CUTLASS_DEVICE static void multiply_tall(Params const& params, Place const& place, Tile const& tile, int warp,
+                                           Share const& mine, Turn& turn) {
+    if constexpr (kTallest > kRows) {
+      if (params.few_height <= 16) {
+        multiply<16, 1, 2>(params, place, tile, warp, mine, turn);
+      } else if (kFew == 32 || params.few_height <= 32) {
+        multiply<32, 1, 2>(params, place, tile, warp, mine, turn);
+      } else {
+        multiply<64, 1, 2>(params, place, tile, warp, mine, turn);
+      }
+    }
+  }
+
+  // Leaves a tile's sums in shared memory. With instructions as narrow as the few rows, kGroup boxes at once, of kTimes
+  // kRows rows.
+  template <int kWide, int kGroup, int kTimes = 1>
   CUTLASS_DEVICE static void multiply(Params const& params, Place const& place, Tile const& tile, int warp,
                                       Share const& mine, Turn& turn) {
     int const half = params.halved ? warp / 4 : 0, lane = int(threadIdx.x) % 32;
@@ -605,7 +616,11 @@ struct GemmFewSm90 {
     // Of 64 rows of weights and the few that an instruction is wide: in registers 4 i to 4 i + 3 a thread has the sums
     // of two rows of weights, 8 apart, and of two neighbours of the few from 8 i on.
     constexpr int kSums = kWide / 2;
-    float sums[kSums] = {};  // registers without a value would be taken from the start of the kernel on
+    float sums[kTimes][kSums] = {};  // registers without a value would be taken from the start of the kernel on
+    auto const fence = [&] {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kTimes; ++i) wgmma_fence(sums[i]);
+    };
     auto const release = [&](int stage) {
       if constexpr (kRanks == 1) {
         if (lane == 0) Empty::arrive(&place.barriers->empty[stage]);
@@ -615,6 +630,7 @@ struct GemmFewSm90 {
         }
       }
     };
+    static_assert(kTimes == 1 || !kPromoted);
     if (multiplies) {
       float part[kPromoted ? kSums : 1] = {};
       bool add = false;
@@ -644,20 +660,25 @@ struct GemmFewSm90 {
             wgmma_fence(part);
             CUTLASS_PRAGMA_UNROLL
             for (int j = 0; j < kSums; ++j) {
-              sums[j] += kBlockScaled ? scales.rows[j / 2 % 2] * scales.columns[j / 4 * 2 + j % 2] * part[j] : part[j];
+              sums[0][j] +=
+                  kBlockScaled ? scales.rows[j / 2 % 2] * scales.columns[j / 4 * 2 + j % 2] * part[j] : part[j];
             }
           }
         } else {
-          wgmma_fence(sums);
+          fence();
           wgmma_arrive();
           CUTLASS_PRAGMA_UNROLL
           for (int i = 0; i < kGroup; ++i) {
-            box_product<kWide>(a + i * place.weights_bytes / 16, b + i * place.few_bytes / 16, sums, i > 0 || add);
+            CUTLASS_PRAGMA_UNROLL
+            for (int j = 0; j < kTimes; ++j) {
+              box_product<kWide>(a + (i * place.weights_bytes + j * kRows * kBoxBytes) / 16,
+                                 b + i * place.few_bytes / 16, sums[j], i > 0 || add);
+            }
           }
           add = true;
           wgmma_commit();
           wgmma_wait<1>();
-          wgmma_fence(sums);
+          fence();
         }
         if (before >= 0) {
           release(before);
@@ -673,7 +694,7 @@ struct GemmFewSm90 {
         }
       }
       wgmma_wait<0>();
-      wgmma_fence(sums);
+      fence();
       release(before);
     }
     __syncwarp();  // single lanes have released stages
@@ -689,7 +710,12 @@ struct GemmFewSm90 {
     if (divides_k(params) && threadIdx.x == 0) {
       Full::arrive_and_expect_tx(&place.barriers->sums_full, mine.bytes << (params.split_bits + params.halved));
     }
-    if (multiplies) leave<kWide>(params, place, half, first_row + warp % 4 * 16, sums);
+    if (multiplies) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kTimes; ++i) {
+        leave<kWide>(params, place, half, first_row + i * kRows + warp % 4 * 16, sums[i]);
+      }
+    }
   }
 
   // Leaves the sums of a warp, of 16 rows from `first` on, for those who store them.

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define ATOMR_CUTLASS_ABI_VERSION 7
+#define ATOMR_CUTLASS_ABI_VERSION 6
 
 // clang-format off: it takes lists of fields for expressions
 /* A struct is declared by the list of its fields, NAME_fields, which abi_layout.h reads as well: FIELD(type, name) is
@@ -71,7 +71,7 @@ ATOMR_CUTLASS_STRUCT(atomr_cutlass_tree_operand)
   FIELD(int32_t, scale_form_a) FIELD(int32_t, scale_form_b) \
   FIELD(int32_t, settled) \
   FIELD(int32_t, width) /* columns of a thread block's tile, of kernels whose launch chooses it; 0 is the widest */ \
-  FIELD(int32_t, memory_rate) /* of device memory, in GB/s; 0 where it is not known */ \
+  FIELD(int32_t, padding) \
   FIELD(void*, workspace) /* at least workspace_size bytes, 256-byte aligned, or null when that is 0 */ \
   FIELD(const void*, scale_a) \
   FIELD(const void*, scale_b) \

@@ -14,7 +14,6 @@ from ..errors import UnsupportedError
 from ..generator.dtypes import CutlassDtype
 from ..generator.matrix import arguments_of
 from ..generator.render import render
-from ..generator.rules import FEW
 from ..jit import kernels, record
 from . import devices, table
 from .plan_cache import PlanKey
@@ -167,10 +166,7 @@ class Steps:
             self._main = (len(self._steps), len(self._candidates))
         device = devices.get(self.device)
         kernel = table.launchable(candidate.info) if candidate.info else kernels.kernel(candidate.key, device)
-        facts = {"sm_count": device.multiprocessors}
-        if candidate.key.mainloop == FEW:
-            facts["memory_rate"] = device.memory_bytes_per_second // 10**9
-        fields = facts | dict(args)
+        fields = {"sm_count": device.multiprocessors, **args}
         self._steps.append(("launch", kernel, arguments_of(candidate.key), fields, when))
         self._candidates.append(candidate)
 

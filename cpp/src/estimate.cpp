@@ -20,6 +20,8 @@ constexpr int64_t kWideCluster = 8;
 constexpr int64_t kSectorBytes = 32;  // of a cache line's four
 // Of kernels for few rows: GemmFewSm90's kUnit of column-major and of row-major weights, and its kPiece.
 constexpr int64_t kUnitAlongK = 8, kUnitRows = 16, kPieceRows = 64;
+// The rest of these: kRows, the tallest tile of row-major weights, the step above kRows, and the few rows of those.
+constexpr int64_t kUsualRows = 128, kTallestRows = 256, kTallStep = 32, kFewOfTall = 64;
 constexpr int64_t kNarrowRows = 48;  // contiguous rows that a TMA request has for less time than 64
 constexpr int64_t kFewBeside = 32;  // few rows that are requested beside row-major weights in no time
 constexpr double kWideRows = 512;  // contiguous rows of a cluster's tiles that device memory delivers at its best
@@ -528,8 +530,10 @@ struct Model::FewDivision {
 
 std::vector<Model::FewDivision> Model::few_divisions(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
   std::vector<FewDivision> found;
+  int64_t const unit = kernel.b_along_k ? kUnitAlongK : kUnitRows;
+  int64_t const tallest = kernel.b_along_k || e.m > kFewOfTall ? kUsualRows : kTallestRows;
   for (int64_t share = 1; share <= kernel.cluster[2]; share *= 2) {
-    for (int64_t height = kernel.tile[0]; height > 0; height -= kernel.b_along_k ? kUnitAlongK : kUnitRows) {
+    for (int64_t height = tallest; height > 0; height -= height > kUsualRows ? kTallStep : unit) {
       found.push_back(few_division(kernel, e, gpu, share, height));
     }
   }
@@ -644,7 +648,7 @@ Model::FewDivision Model::few_division(Kernel const& kernel, Extents const& e, G
   } else {
     request = height <= kNarrowRows  ? c_.FEW_NARROW_BOX_SECONDS
               : height <= kPieceRows ? c_.FEW_PIECE_BOX_SECONDS
-                                     : c_.FEW_TWO_PIECE_BOX_SECONDS;
+                                     : c_.FEW_TWO_PIECE_BOX_SECONDS * double(ceil_div(height, kUsualRows));
     request += c_.FEW_ROW_BESIDE_SECONDS * std::max(0.0, double(few) - double(kFewBeside));
   }
   double const port = of(c_.FEW_PORT, c_.FEW_PORT_ROWS), l2 = of(c_.FEW_L2, c_.FEW_L2_ROWS);

@@ -18,6 +18,9 @@ D = CutlassDtype
 MOST = 128
 """Most rows or columns of D that a cell serves, and most rows of the other operand in a thread block's tile."""
 
+TALLEST, TALL_STEP, MOST_OF_TALL = 2 * MOST, 32, 64
+"""Rows of row-major weights in the tallest tile, the step of those beyond MOST, and most few rows of such a tile."""
+
 MOST_BLOCK_SCALED = 32
 """Most rows or columns of D with block scales, which every thread reads: beyond, other kernels are faster."""
 
@@ -57,10 +60,12 @@ def supports(key: KernelKey) -> Status:
     return dsmem_sm90.supports_schedule(key, "kernels for few rows")
 
 
-def widths(key: KernelKey) -> range:
-    """The rows of weights in a tile that a launch may choose (`width` of its arguments)."""
-    unit = 8 if key.layout_b == COLUMN else 16
-    return range(unit, key.tile[0] + 1, unit)
+def widths(key: KernelKey, few: int = 1) -> list[int]:
+    """The rows of weights in a tile that a launch may choose (`width` of its arguments) for so many few rows."""
+    if key.layout_b == COLUMN:
+        return list(range(8, MOST + 1, 8))
+    taller = range(MOST + TALL_STEP, TALLEST + 1, TALL_STEP) if few <= MOST_OF_TALL else ()
+    return [*range(16, MOST + 1, 16), *taller]
 
 
 def shares(key: KernelKey) -> list[int]:

@@ -327,19 +327,19 @@ struct TmaEpilogue {
   };
 
   template <class Problem, class Shape, class Where, class Engine, class Layout, class TiledMma>
-  CUTLASS_DEVICE auto store(LoadPipeline load_pipeline, LoadPipelineState load_state, StorePipeline store_pipeline,
+  CUTLASS_DEVICE auto store(LoadPipeline load_pipeline, LoadPipelineState load_state, StorePipeline const&,
                             StorePipelineState store_state, Problem const& problem, Shape shape, Where const& where,
                             cute::Tensor<Engine, Layout> const& accumulators, TiledMma tiled_mma, int thread,
                             TensorStorage& shared, int only = -1) {
-    return store_to(&params.store_d, load_pipeline, load_state, store_pipeline, store_state, problem, shape, where,
-                    accumulators, tiled_mma, thread, shared, only);
+    return store_to(&params.store_d, load_pipeline, load_state, store_state, problem, shape, where, accumulators,
+                    tiled_mma, thread, shared, only);
   }
   // `map` is D's, of the thread that stores.
   template <class Problem, class Shape, class Where, class Engine, class Layout, class TiledMma>
   CUTLASS_DEVICE auto store_to(cute::TmaDescriptor const* map, LoadPipeline load_pipeline, LoadPipelineState load_state,
-                               StorePipeline store_pipeline, StorePipelineState store_state, Problem const& problem,
-                               Shape shape, Where const& where, cute::Tensor<Engine, Layout> const& accumulators,
-                               TiledMma tiled_mma, int thread, TensorStorage& shared, int only) {
+                               StorePipelineState store_state, Problem const& problem, Shape shape, Where const& where,
+                               cute::Tensor<Engine, Layout> const& accumulators, TiledMma tiled_mma, int thread,
+                               TensorStorage& shared, int only) {
     static_assert(decltype(cute::size(tiled_mma))::value == kThreads, "a warp group has 64 rows of a subtile");
 
     Places const places(thread);

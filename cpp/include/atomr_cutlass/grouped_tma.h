@@ -326,12 +326,12 @@ struct GroupedEpilogue : Base {
     return Base::load_from(map, pipeline, state, where, shared, only);
   }
   template <class Problem, class Shape, class Where, class Engine, class Layout, class TiledMma>
-  CUTLASS_DEVICE auto store(LoadPipeline load_pipeline, LoadPipelineState load_state, StorePipeline store_pipeline,
+  CUTLASS_DEVICE auto store(LoadPipeline load_pipeline, LoadPipelineState load_state, StorePipeline const&,
                             StorePipelineState store_state, Problem const& problem, Shape shape, Where const& where,
                             cute::Tensor<Engine, Layout> const& accumulators, TiledMma tiled_mma, int thread,
                             TensorStorage& shared, cute::TmaDescriptor const* map, int only) {
-    return Base::store_to(map, load_pipeline, load_state, store_pipeline, store_state, problem, shape, where,
-                          accumulators, tiled_mma, thread, shared, only);
+    return Base::store_to(map, load_pipeline, load_state, store_state, problem, shape, where, accumulators, tiled_mma,
+                          thread, shared, only);
   }
 
  private:

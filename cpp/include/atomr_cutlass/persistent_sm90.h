@@ -295,6 +295,7 @@ struct PersistentGemm {
     constexpr int kStep = cute::size<2>(TileShape{});
     return (cute::get<2>(params.problem) + kStep - 1) / kStep;
   }
+  static constexpr int kReadAhead = 4;
   // Stages are free at the start: waiting for their first turn waits for the one before.
   CUTLASS_DEVICE static State first_free() { return {0, 1, 0}; }
 
@@ -308,9 +309,9 @@ struct PersistentGemm {
     Work tile = list.get_current_work();
     int begin = 0;
     if (params.settled != 0 && tile.is_valid()) {
-      // All stages are free, and announced once: of settled operands they are filled before the launch before has
-      // ended, of the other one after that.
-      begin = count < Mainloop::kStages ? count : Mainloop::kStages;
+      // The first stages are announced once: of settled operands they are filled before the launch before has ended, of
+      // the other one after that. More of them would be in its way where that launch ends soon (measured).
+      begin = cute::min(count, cute::min(int(Mainloop::kStages), kReadAhead));
       Stages const announced(shared.barriers.operands, uint32_t(0));
       State again = state;
       Mainloop::load_steps(issues, params.mainloop, stages, state, place(tile), 0, begin, rank, shared.tensors.mainloop,

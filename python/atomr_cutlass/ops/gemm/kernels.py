@@ -142,8 +142,9 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         return (dataclasses.replace(launch, split_k=count) for launch in made for count in slices)
 
     def widths(self, candidate: GemmCandidate) -> Sequence[int]:
-        family = gemm_few_sm90 if candidate.key.mainloop == FEW else gemm_sm90
-        return family.widths(candidate.key) or super().widths(candidate)
+        if candidate.key.mainloop == FEW:
+            return gemm_few_sm90.widths(candidate.key, candidate.formulation.m)
+        return gemm_sm90.widths(candidate.key) or super().widths(candidate)
 
     def least(self, candidate: GemmCandidate) -> float:
         return estimate.least(candidate.key, candidate.formulation.extents, self.device)

@@ -6,9 +6,9 @@
 
 Kernels of bf16 that are not built are compiled first, side by side; timings begin when the last is there. Each is
 launched as the model would launch it and with its other slices of K; those near the fastest with other widths, swizzles
-and raster orders too. Operands are not in L2. A timing of those near the fastest, and of PyTorch, is the median of `--rounds` bursts of
-overlapping launches as long as those of gemm_random.py; of the others that of one shorter burst, times the ratio of
-both for the former: in bursts of 0.3 ms PyTorch's products take 5% longer, ours 2%.
+and raster orders too. Operands are not in L2. A timing of those near the fastest, and of PyTorch, is the median of
+`--rounds` bursts of overlapping launches as long as those of gemm_random.py; of the others that of one shorter burst,
+times the ratio of both for the former: in bursts of 0.3 ms PyTorch's products take 5% longer, ours 2%.
 """
 
 from __future__ import annotations

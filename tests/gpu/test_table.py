@@ -31,6 +31,7 @@ from gpu_matrices import (
     placed,
     problem_of,
     rows_for,
+    settled,
 )  # fmt: skip
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
@@ -81,6 +82,11 @@ class Launch:
         made(self.a, self.b, c, out=out.view, alpha=alpha, beta=beta)
         out.assert_guards()
         assert_product(out.view, self.a, self.b, c, alpha=alpha, beta=beta, math_mode=self.key.math, tf32=self.exact)
+        # Requested before the launch before has ended, an operand is multiplied as otherwise.
+        again = Guarded(tuple(self.out.view.shape), self.key.d, layout=self.key.layout_d)
+        made(self.a, settled(self.b), c, out=again.view, alpha=alpha, beta=beta)
+        again.assert_guards()
+        assert_same_bits(again.view, out.view)
         return made
 
 
@@ -116,7 +122,7 @@ def test_divisions(info: ac.KernelInfo) -> None:
     """How a kernel for few rows divides a problem decides in which order sums are added up, and no more."""
     runnable(info)
     unit = max(info.key.align_a, info.key.align_d)
-    shapes = ((11, 27 * unit, 200 * unit), (rows_for(info.key, 33), 1000 * unit, 9 * unit))
+    shapes = ((11, 27 * unit, 200 * unit), (17, 53 * unit, 20 * unit), (rows_for(info.key, 33), 1000 * unit, 9 * unit))
     # Tiles one after the other, of which some of the thread blocks that divide K store nothing.
     for rows, columns, k in (*shapes, (1, 1000 * unit, 40 * unit)):
         launch = Launch(info.key, info, (rows, columns, k))
@@ -130,9 +136,13 @@ def test_divisions_that_no_kernel_has_are_refused(info: ac.KernelInfo) -> None:
     runnable(info)
     unit = max(info.key.align_a, info.key.align_d)
     launch = Launch(info.key, info, (8, 64 * unit, 8 * unit))
-    for swizzle, width in ((3, 64), (2 * info.key.cluster[2], 64), (1, 4), (1, info.key.tile[0] + 16), (1, -16)):
+    tallest = max(gemm_few_sm90.widths(info.key))
+    for swizzle, width in ((3, 64), (2 * info.key.cluster[2], 64), (1, 4), (1, tallest + 16), (1, -16)):
         with pytest.raises(ac.UnsupportedError):
             launch.check(replace(launch.candidate(), swizzle=swizzle, width=width))
+    launch = Launch(info.key, info, (rows_for(info.key, 72), 64 * unit, 8 * unit))
+    with pytest.raises(ac.UnsupportedError):
+        launch.check(replace(launch.candidate(), swizzle=1, width=info.key.tile[0] + 16))
 
 
 @pytest.mark.parametrize("info", [info for info in TABLE if gemm_sm90.widths(info.key)], ids=lambda info: info.name)

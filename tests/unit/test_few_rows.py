@@ -281,7 +281,8 @@ def test_divisions_are_launch_options_to_tune() -> None:
     search = GemmSearch(problem(8, 4096, 4096, "rr"), H200)
     chosen = next(each for each in select.rank(search) if each.key.mainloop == FEW)
     options = {(each.swizzle, each.width) for each in search.launches(chosen)}
-    assert options == set(itertools.product(shares(chosen.key), range(16, 129, 16)))
+    heights = (*range(16, 129, 16), 160, 192, 224, 256)
+    assert options == set(itertools.product(shares(chosen.key), heights))
     assert (chosen.swizzle, chosen.width) in options
 
 

@@ -1,9 +1,9 @@
 r"""Fits the correction of the model's estimates for few rows (few_correction.inc) to timings of every division.
 
     cd benchmarks/results
-    python ../fit_few.py 2026-11-2[67]-few-divisions-{sent,bound}-*.json --before 2026-11-26-few-divisions-r?.json \
+    python ../fit_few.py 2026-11-2[67]-few-divisions-{sent,bound,tall}-*.json --before 2026-11-26-few-divisions-r?.json \
         --out ../../cpp/src/few_correction.inc
-    python ../fit_few.py 2026-11-2[67]-few-divisions-{sent,bound}-*.json --before ... --leave-out 4
+    python ../fit_few.py 2026-11-2[67]-few-divisions-{sent,bound,tall}-*.json --before ... --leave-out 4
 
 Files of divisions have `runs`: a GPU and rows of a problem's shape and `times`, lists of thread blocks in a cluster,
 how many of them share the few rows, rows of weights in a tile, microseconds, and of some the microseconds with bound
@@ -41,7 +41,7 @@ Floats = NDArray[np.float32]
 
 LAYOUTS = {"rc": "kFewAlongK", "rr": "kFewRows"}
 """The networks by the layouts of A and B."""
-HIDDEN, OUTPUTS = 24, 2
+HIDDEN, OUTPUTS = 32, 2
 FAR = 1.7
 """Times the fastest: slower divisions are left out."""
 STEPS, RATE, DECAY = 3000, 0.015, 3e-4

@@ -243,6 +243,7 @@ Launch Model::product(Kernel const& kernel, Extents const& extents, Gpu const& g
     made = warp_specialized(kernel, extents, gpu);
     made.split_k = slices;
     made.seconds = beside(made.seconds, streaming(kernel, extents, gpu));
+    if (extents.settled != 0 && kernel.reads_ahead()) made.seconds -= c_.SETTLED_SECONDS;
   }
   made.seconds += c_.LAUNCH_SECONDS;
   return made;
@@ -443,7 +444,8 @@ double Model::bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu
     }
     least = std::min(least, busy);
   });
-  return (beside(least, streaming(kernel, extents, gpu)) + c_.LAUNCH_SECONDS) * kRounded;
+  double const saved = extents.settled != 0 && kernel.reads_ahead() ? c_.SETTLED_SECONDS : 0.0;
+  return (beside(least, streaming(kernel, extents, gpu)) + c_.LAUNCH_SECONDS - saved) * kRounded;
 }
 
 // Busy seconds with the best width, swizzle and raster order, and those.

@@ -72,6 +72,10 @@ struct Kernel {
   bool through_registers() const {
     return swapped() || (generation == Generation::kSm90 && bits_a != 16 && !a_along_k);
   }
+  // Kernels that request settled operands before the launch before has ended: those of PersistentGemm.
+  bool reads_ahead() const {
+    return generation == Generation::kSm90 && op == Op::kGemm && !stream_k && !nosmem && !through_registers();
+  }
   // Kernels that multiply by FFMA and DMMA.
   bool multiplies_alone() const { return generation == Generation::kSm80 && (math == Math::kIeee || f64); }
 };

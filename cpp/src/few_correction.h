@@ -10,7 +10,7 @@
 namespace atomr_cutlass::estimate {
 
 struct FewCorrection {
-  static constexpr size_t kInputs = 21, kHidden = 24;
+  static constexpr size_t kInputs = 21, kHidden = 32;
   // The fewest rows of weights of the timings, and bytes of a row. Of smaller problems nothing is known.
   static constexpr double kLeastRows = 1024, kLeastRowBytes = 2048;
 

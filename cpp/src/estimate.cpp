@@ -560,7 +560,7 @@ Launch Model::few(Kernel const& kernel, Extents const& e, Gpu const& gpu) const 
     if (timed) seconds *= std::exp(double(correction.logarithm(few_inputs(kernel, e, gpu, made), bound)));
     if (seconds < best.seconds) best = {seconds, 1, made.share, kHeuristic, made.height};
   }
-  best.seconds *= (kernel.fp8 ? c_.FEW_FP8 : 1.0) * (kernel.block_scaled ? c_.FEW_BLOCK_SCALED : 1.0);
+  if (kernel.block_scaled) best.seconds *= c_.FEW_BLOCK_SCALED;
   return best;
 }
 

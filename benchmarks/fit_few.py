@@ -1,8 +1,8 @@
 r"""Fits the correction of the model's estimates for few rows (few_correction.inc) to timings of every division.
 
     cd benchmarks/results
-    python ../fit_few.py 2026-11-2[67]-few-divisions-{sent,bound,tall}-*.json --before 2026-11-26-few-divisions-r?.json \
-        --out ../../cpp/src/few_correction.inc
+    python ../fit_few.py 2026-11-2[67]-few-divisions-{sent,bound,tall}-*.json \
+        --before 2026-11-26-few-divisions-r?.json --out ../../cpp/src/few_correction.inc
     python ../fit_few.py 2026-11-2[67]-few-divisions-{sent,bound,tall}-*.json --before ... --leave-out 4
 
 Files of divisions have `runs`: a GPU and rows of a problem's shape and `times`, lists of thread blocks in a cluster,

@@ -20,7 +20,7 @@ constexpr int64_t kWideCluster = 8;
 constexpr int64_t kSectorBytes = 32;  // of a cache line's four
 // Of kernels for few rows: GemmFewSm90's kUnit of column-major and of row-major weights, and its kPiece.
 constexpr int64_t kUnitAlongK = 8, kUnitRows = 16, kPieceRows = 64;
-// The rest of these: kRows, the tallest tile of row-major weights, the step above kRows, and the few rows of those.
+// GemmFewSm90's kRows, kTallest of row-major weights and kFewOfTall, and the step above kRows (TALL_STEP in Python).
 constexpr int64_t kUsualRows = 128, kTallestRows = 256, kTallStep = 32, kFewOfTall = 64;
 constexpr int64_t kNarrowRows = 48;  // contiguous rows that a TMA request has for less time than 64
 constexpr int64_t kFewBeside = 32;  // few rows that are requested beside row-major weights in no time

@@ -16,7 +16,7 @@ from .base import DEFAULT, FULL, ON_DEMAND, Cell, Family, epilogue_cpp
 D = CutlassDtype
 
 MOST = 128
-"""Most rows or columns of D that a cell serves, and most rows of the other operand in a thread block's tile."""
+"""Most rows or columns of D that a cell serves, and rows of weights that a thread block multiplies at once."""
 
 TALLEST, TALL_STEP, MOST_OF_TALL = 2 * MOST, 32, 64
 """Rows of row-major weights in the tallest tile, the step of those beyond MOST, and most few rows of such a tile."""

@@ -4,13 +4,13 @@
 //
 // The weights' rows lie along WGMMA's M (64 for each of two warp groups), the few rows along its N. Thread blocks stay
 // and take tiles of equal height, which the launch chooses (`width` of its arguments): any multiple of 8 rows up to
-// 128, or of 16 where the weights' rows are what is contiguous, so that the last wave is as full as the others: a
-// multiprocessor cannot draw the share of device memory's rate of those that have nothing to do. The thread blocks of a
-// cluster share the few rows, of which each loads some and sends them to all (multicast), or they divide K, or both:
-// `swizzle` of them, which is 1 or another power of 2, share, and have tiles side by side. Of those that divide K each
-// stores a part of the tile: all write their sums into the shared memory of the one that stores them, which adds them
-// up in the order of the ranks: no workspace, and the same bits every time. Tiles of at most 64 rows are multiplied by
-// both warp groups, each taking half of K.
+// 128, or of 16 up to 256 where the weights' rows are what is contiguous, so that the last wave is as full as the
+// others: a multiprocessor cannot draw the share of device memory's rate of those that have nothing to do. The thread
+// blocks of a cluster share the few rows, of which each loads some and sends them to all (multicast), or they divide K,
+// or both: `swizzle` of them, which is 1 or another power of 2, share, and have tiles side by side. Of those that
+// divide K each stores a part of the tile: all write their sums into the shared memory of the one that stores them,
+// which adds them up in the order of the ranks: no workspace, and the same bits every time. Tiles of at most 64 rows
+// are multiplied by both warp groups, each taking half of K.
 //
 // The launch before may still run when a kernel starts: nothing in global memory is touched before `griddepcontrol`
 // has waited for it, but for weights that are known not to be written (`bound`). Where such a launch leaves half of the

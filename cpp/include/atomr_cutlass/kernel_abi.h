@@ -29,8 +29,8 @@ enum {
   ATOMR_CUTLASS_FLAG_PTX = 1u,  /* the image carries PTX as well, which newer GPUs translate */
 };
 
-/* Bits of atomr_cutlass_gemm_args.settled: an operand that no launch writes that may still be running, so that a kernel
- * which starts before the launch before it has ended may read it at once. */
+/* Bits of atomr_cutlass_gemm_args.settled, one of them at most: the operand that no launch writes that may still be
+ * running, so that a kernel which starts before the launch before it has ended may read it at once. */
 enum { ATOMR_CUTLASS_A_SETTLED = 1, ATOMR_CUTLASS_B_SETTLED = 2 };
 
 /* Bits of atomr_cutlass_launch.padding and atomr_cutlass_jit_evaluation.padding. `prepare` says DEPENDENT of a kernel
@@ -70,7 +70,7 @@ ATOMR_CUTLASS_STRUCT(atomr_cutlass_tree_operand)
   /* 0: one float for all; 1: one for each row of A (column of B) */ \
   FIELD(int32_t, scale_form_a) FIELD(int32_t, scale_form_b) \
   FIELD(int32_t, settled) \
-  FIELD(int32_t, width) /* columns of a thread block's tile, of kernels whose launch chooses it; 0 is the widest */ \
+  FIELD(int32_t, width) /* columns of a thread block's tile (few rows: rows of weights), if chosen at launch; else 0 */ \
   FIELD(int32_t, padding) \
   FIELD(void*, workspace) /* at least workspace_size bytes, 256-byte aligned, or null when that is 0 */ \
   FIELD(const void*, scale_a) \

@@ -285,7 +285,7 @@ struct PersistentGemm {
  private:
   using Work = typename List::WorkTileInfo;
 
-  // For the launch before: nothing in global memory is touched before that.
+  // For the launch before: nothing in global memory but settled operands is touched before that.
   CUTLASS_DEVICE static void wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
   CUTLASS_DEVICE static auto place(Work const& tile) {

@@ -109,7 +109,9 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         yield suited, "it is for few rows or columns of D"
 
     def extents(self, formulation: GemmFormulation) -> tuple[int, ...]:
-        if not self.bound:
+        # Other launches are not told that an operand is settled; see plans.from_candidate.
+        told = self.bound and formulation.copied is None and not formulation.divided
+        if not told or formulation.problem.epilogue != lower.LINEAR:
             return formulation.extents
         return (*formulation.extents, A_SETTLED if formulation.swapped else B_SETTLED)
 

@@ -19,7 +19,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,7 @@ from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import select, table
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.planning import PlanOptions
-from atomr_cutlass.pipeline.search import Roster
-from atomr_cutlass.pipeline.table import KernelInfo
+from atomr_cutlass.pipeline.search import Kernel, Roster
 
 BF16, F32 = CutlassDtype.BF16, CutlassDtype.F32
 FINAL, NEAR, FAR = 1.12, 1.2, 2.0
@@ -68,11 +67,6 @@ def kernels_of(layouts: tuple[str, ...]) -> list[KernelKey]:
     ]  # fmt: skip
 
 
-def built_kernels() -> dict[KernelKey, KernelInfo]:
-    """The table's kernels for sm_90a."""
-    return {info.key: info for info in table.rows() if info.key.arch is SmArch.SM90A}
-
-
 def options(search: GemmSearch, candidate: Any) -> Iterator[Any]:
     """Its launch options but for the swizzle 8, which is hardly ever the fastest alone."""
     for launch in search.launches(candidate):
@@ -88,16 +82,14 @@ def slices(search: GemmSearch, candidate: Any) -> Iterator[Any]:
     return (dataclasses.replace(candidate, split_k=count) for count in sorted(counts - {candidate.split_k}))
 
 
-def measured(case: Case, sets: list[Operands], keys: list[KernelKey], device: Device, rounds: int) -> list[list[Any]]:
-    """[place among the keys, slices, swizzle, raster order, width, us, the model's us] of each launch."""
+def measured(
+    case: Case, sets: list[Operands], kernels: Sequence[Kernel], device: Device, rounds: int
+) -> list[list[Any]]:
+    """[place among the kernels, slices, swizzle, raster order, width, us, the model's us] of each launch."""
     problem = our_problem(case, sets[0])
     search = GemmSearch(problem, device)
     group = search.formulations[-1]
-    built = built_kernels()
-    entries = [
-        (0, key, built.get(key), built[key].shared_bytes if key in built else shared_memory(key)) for key in keys
-    ]
-    ranked = Roster(search, None, entries, group).every(search, group)
+    ranked = Roster(search, None, kernels, group).every(search, group)
     calls: dict[Any, Call] = {}
     found: dict[Any, float] = {}
 
@@ -130,7 +122,7 @@ def measured(case: Case, sets: list[Operands], keys: list[KernelKey], device: De
         seconds[candidate] = statistics.median(burst() for _ in range(rounds))
     longer = statistics.median(seconds[candidate] / found[candidate] for candidate in finalists)
     seconds |= {candidate: taken * longer for candidate, taken in found.items() if candidate not in finalists}
-    places = {key: place for place, key in enumerate(keys)}
+    places = {key: place for place, (_, key, *_) in enumerate(kernels)}
     # One row of A may be copied and need not: of the same kernel with the same options, what is faster.
     least: dict[tuple[int, ...], list[Any]] = {}
     for candidate, taken in sorted(seconds.items(), key=lambda pair: pair[1]):
@@ -156,7 +148,10 @@ def main() -> int:
         return 1
     layouts = tuple(arguments.layouts.split(","))
     keys = list(dict.fromkeys(kernels_of(layouts) + (key_file.read(arguments.keys) if arguments.keys else [])))
-    built = built_kernels()
+    built = {info.key: info for info in table.rows() if info.key.arch is SmArch.SM90A}
+    kernels: list[Kernel] = [
+        (0, key, built.get(key), built[key].shared_bytes if key in built else shared_memory(key)) for key in keys
+    ]
     adding = select.best_key(sums(F32, BF16, device))
     compile_ahead((key for key in (*keys, adding) if key not in built), device, arguments.jobs)
     drawn: list[list[Shape]] = []
@@ -178,7 +173,7 @@ def main() -> int:
                 continue
             case = Case("bf16", layout, shape.m, shape.n, shape.k)
             sets = pool.sets(shape, layout, device.l2_bytes)
-            timings = measured(case, sets, keys, device, arguments.rounds)
+            timings = measured(case, sets, kernels, device, arguments.rounds)
             theirs = {"torch": Burst(lambda arrays: torch.matmul(arrays.a, arrays.b, out=arrays.out), sets)}
             torch_us = round(statistics.median(alternated(theirs, arguments.rounds)["torch"]) * 1e6, 3)
             row = {"group": shape.group, "seed": arguments.seed, "shape": [shape.m, shape.n, shape.k]}

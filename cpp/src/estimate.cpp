@@ -243,7 +243,7 @@ Launch Model::product(Kernel const& kernel, Extents const& extents, Gpu const& g
     made = warp_specialized(kernel, extents, gpu);
     made.split_k = slices;
     made.seconds = beside(made.seconds, streaming(kernel, extents, gpu));
-    if (extents.settled != 0 && kernel.reads_ahead()) made.seconds -= c_.SETTLED_SECONDS;
+    made.seconds -= saved(kernel, extents);
   }
   made.seconds += c_.LAUNCH_SECONDS;
   return made;
@@ -408,6 +408,11 @@ double Model::streaming(Kernel const& kernel, Extents const& e, Gpu const& gpu) 
   return floor(kernel, e, c_.STREAMED * dram(gpu));
 }
 
+// Seconds that a settled operand saves.
+double Model::saved(Kernel const& kernel, Extents const& e) const {
+  return e.settled != 0 && kernel.reads_ahead() ? c_.SETTLED_SECONDS : 0.0;
+}
+
 double Model::bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const {
   bool const few_or_split = kernel.mainloop == Mainloop::kFew || kernel.mainloop == Mainloop::kSplit;
   if (kernel.op != Op::kGemm || kernel.generation == Generation::kSm80 || few_or_split) return 0.0;
@@ -444,8 +449,7 @@ double Model::bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu
     }
     least = std::min(least, busy);
   });
-  double const saved = extents.settled != 0 && kernel.reads_ahead() ? c_.SETTLED_SECONDS : 0.0;
-  return (beside(least, streaming(kernel, extents, gpu)) + c_.LAUNCH_SECONDS - saved) * kRounded;
+  return (beside(least, streaming(kernel, extents, gpu)) + c_.LAUNCH_SECONDS - saved(kernel, extents)) * kRounded;
 }
 
 // Busy seconds with the best width, swizzle and raster order, and those.

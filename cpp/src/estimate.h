@@ -183,6 +183,7 @@ class Model {
   Rows rows_of(Kernel const& kernel, Extents const& extents) const;
   Tile tile_of(Kernel const& kernel, Extents const& extents, Rows const& rows, int64_t width) const;
   std::pair<double, double> reading(Tile const& tile, int64_t tiles, Gpu const& gpu, int64_t at_once) const;
+  double saved(Kernel const& kernel, Extents const& extents) const;
   double streaming(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
 
   Constants c_;

@@ -11,13 +11,14 @@ import pytest
 
 import atomr_cutlass as ac
 import every_cell
-from atomr_cutlass.arrays import fp4
+from atomr_cutlass.arrays import fp4, operands
 from atomr_cutlass.generator.families import gemm_few_sm90, gemm_sm90
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.rules import FEW, FP8_TYPES
 from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline.bindings import settled_operand
 from atomr_cutlass.pipeline.plan import Plan
 from atomr_cutlass.pipeline.planning import PlanOptions
 from gpu_matrices import (
@@ -31,7 +32,6 @@ from gpu_matrices import (
     placed,
     problem_of,
     rows_for,
-    settled,
 )  # fmt: skip
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
@@ -84,7 +84,7 @@ class Launch:
         assert_product(out.view, self.a, self.b, c, alpha=alpha, beta=beta, math_mode=self.key.math, tf32=self.exact)
         # Requested before the launch before has ended, an operand is multiplied as otherwise.
         again = Guarded(tuple(self.out.view.shape), self.key.d, layout=self.key.layout_d)
-        made(self.a, settled(self.b), c, out=again.view, alpha=alpha, beta=beta)
+        made(self.a, settled_operand(operands.as_operand(self.b)), c, out=again.view, alpha=alpha, beta=beta)
         again.assert_guards()
         assert_same_bits(again.view, out.view)
         return made

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import pytest
 
-from atomr_cutlass import _core, reference
+from atomr_cutlass import reference
 from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.arrays.numerics import default_out_dtype, math_mode
@@ -314,15 +314,6 @@ def problem_of(
         math=math_mode,
         device=a.device.index or 0,
     )
-
-
-def settled(tensor: torch.Tensor) -> _core.Operand:
-    """A tensor as bound operands are given: no launch that may still be running writes it."""
-    view = operands.as_operand(tensor)
-    return _core.Operand(
-        view.pointer, view.shape, view.strides, view.dtype, view.device_type, view.device, read_only=view.read_only,
-        owner=view, settled=True,
-    )  # fmt: skip
 
 
 def candidate_of(key: KernelKey, problem: GemmProblem) -> Any:

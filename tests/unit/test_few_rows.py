@@ -151,7 +151,6 @@ def test_other_shapes_are_not(shape: tuple[int, int, int]) -> None:
     ("layouts", "ranks", "shape", "measured"),
     [
         # Microseconds on an H200, weights beyond L2, launches that depend on one another.
-        ("rc", 1, (1, 4096, 4096), 11.4),
         ("rc", 2, (1, 4096, 4096), 10.9),
         ("rc", 2, (1, 28672, 4096), 56.3),
         ("rc", 1, (8, 8192, 4096), 18.2),
@@ -169,8 +168,13 @@ def test_estimates_are_near_what_was_measured(
     layouts: str, ranks: int, shape: tuple[int, int, int], measured: float
 ) -> None:
     key, product = cell(D.BF16, layouts, ranks), problem(*shape, layouts)
-    # Kernels have become faster by up to a tenth since that was measured.
-    assert launch(key, product, H200).seconds * 1e6 == pytest.approx(measured, rel=0.18)
+    assert launch(key, product, H200).seconds * 1e6 == pytest.approx(measured, rel=0.15)
+
+
+def test_one_estimate_is_further_off() -> None:
+    # 17% since the network was trained with taller tiles; the kernel has become faster since it was timed on an H200.
+    key, product = cell(D.BF16, "rc", 1), problem(1, 4096, 4096, "rc")
+    assert launch(key, product, H200).seconds * 1e6 == pytest.approx(11.4, rel=0.18)
 
 
 H100 = dataclasses.replace(H200, memory_bytes_per_second=3352 * 10**9)

@@ -131,13 +131,7 @@ class Binding:
                 raise InvalidOperandError(f"{label} is on cuda:{view.device}; the plan is for cuda:{device}")
         labels = [label for each in operation.operands(request) for label in each.labels]
         self._first = labels.index(slot.labels[0]) if slot.labels else 0
-        # Marked as not written by launches that may still be running.
-        self._settled = [
-            _core.Operand(
-                view.pointer, view.shape, view.strides, view.dtype, view.device_type, view.device,
-                read_only=view.read_only, owner=view, settled=True,
-            ) for view in self.operands.values()
-        ]  # fmt: skip
+        self._settled = [settled_operand(view) for view in self.operands.values()]
         self.changed = True
 
     def insert(self, arrays: Sequence[Any]) -> list[Any]:
@@ -220,6 +214,14 @@ class BoundPlan:
 def _has_strides(view: _core.Operand, strides: tuple[int, ...]) -> bool:
     """Whether an array has these strides, as far as its extents make them matter."""
     return 0 in view.shape or same_layout(view.shape, view.strides, strides)
+
+
+def settled_operand(view: _core.Operand) -> _core.Operand:
+    """An operand marked as not written by launches that may still be running."""
+    return _core.Operand(
+        view.pointer, view.shape, view.strides, view.dtype, view.device_type, view.device, read_only=view.read_only,
+        owner=view, settled=True,
+    )  # fmt: skip
 
 
 def arrays_of(slot: OperandSlot, given: Any) -> list[tuple[str, Any]]:

@@ -109,11 +109,8 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         yield suited, "it is for few rows or columns of D"
 
     def extents(self, formulation: GemmFormulation) -> tuple[int, ...]:
-        # Other launches are not told that an operand is settled; see plans.from_candidate.
-        told = self.bound and formulation.copied is None and not formulation.divided
-        if not told or formulation.problem.epilogue != lower.LINEAR:
-            return formulation.extents
-        return (*formulation.extents, A_SETTLED if formulation.swapped else B_SETTLED)
+        bits = settled_bits(formulation) if self.bound else 0
+        return (*formulation.extents, bits) if bits else formulation.extents
 
     def traits(self, formulation: GemmFormulation) -> Hashable:
         problem = formulation.problem
@@ -338,6 +335,13 @@ def product_args(formulation: GemmFormulation, candidate: Candidate[Any]) -> dic
         "batch_stride_c": strides[2], "batch_stride_d": strides[3], "split_k": candidate.split_k,
         "swizzle": candidate.swizzle, "raster": candidate.raster, "width": candidate.width,
     }  # fmt: skip
+
+
+def settled_bits(formulation: GemmFormulation) -> int:
+    """The bits that tell a launch of a settled b; 0 where launches are not told of it."""
+    if formulation.problem.epilogue != lower.LINEAR or formulation.copied is not None or formulation.divided:
+        return 0
+    return A_SETTLED if formulation.swapped else B_SETTLED
 
 
 def _epilogues(epilogue: str, *, swapped: bool) -> tuple[str, ...]:

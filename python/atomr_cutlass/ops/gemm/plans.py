@@ -28,7 +28,7 @@ from ...pipeline.devices import Device
 from ...pipeline.plan import ALWAYS, NO_PRODUCT, PRODUCT, Address, Plan, Steps, moved, settled
 from ...pipeline.planning import DEFAULT_OPTIONS, PlanOptions, planned
 from . import helpers
-from .kernels import A_SETTLED, B_SETTLED, GemmCandidate, GemmSearch, nonempty, product_args
+from .kernels import GemmCandidate, GemmSearch, nonempty, product_args, settled_bits
 from .problem import MAX_OUTER, GemmFormulation, GemmProblem, fused_problems, over_batches
 
 _ONE_BATCH = dict.fromkeys(("batch_stride_a", "batch_stride_b", "batch_stride_c", "batch_stride_d"), 0)
@@ -305,8 +305,8 @@ def from_candidate(
         if formulation.divided:
             helpers.add_divided(steps, candidate, args, unmultiplied=unmultiplied, **kernels)
             continue
-        if plain and formulation.copied is None:
-            args["settled"] = settled(b, A_SETTLED if formulation.swapped else B_SETTLED)
+        if plain and (bits := settled_bits(formulation)):
+            args["settled"] = settled(b, bits)
         steps.launch(candidate, args, main=formulation.copied is not None, when=PRODUCT if plain else ALWAYS)
     if plain and not formulation.divided and (problem.k == 0 or unmultiplied):
         nothing, size = _null_product(candidate)

@@ -284,7 +284,6 @@ _FITTED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str, str]
         ((192, 128), (4, 2), "pingpong", COLUMN),
         ((192, 192), (1, 2), "cooperative", COLUMN),
         ((256, 192), (1, 2), "cooperative", COLUMN),
-        ((256, 192), (2, 1), "cooperative", ROW),
     ),
 }
 """Of f16 and bf16, by the layouts of A and B: the widest tiles of kernels whose launch chooses the columns, and the
@@ -297,7 +296,6 @@ _FITTED_BF16_TILES = (
     ((128, 256), (4, 2)),
     ((192, 128), (4, 2)),
     ((256, 192), (1, 2)),
-    ((256, 192), (2, 1)),
 )
 """Those that f16 has on demand only: they gain least over the others."""
 
@@ -307,14 +305,18 @@ _DIVIDED_TILES: dict[str, tuple[tuple[int, tuple[int, int], tuple[int, int], str
         (ON_DEMAND, (64, 16), (1, 1), "pingpong"),
         (FULL, (64, 32), (1, 1), "pingpong"),
         (FULL, (64, 64), (1, 1), "pingpong"),
-        (FULL, (64, 144), (4, 1), "pingpong"),
-        (FULL, (128, 192), (2, 1), "pingpong"),
+        (FULL, (64, 80), (1, 1), "pingpong"),
+        (FULL, (64, 128), (4, 1), "pingpong"),
+        (ON_DEMAND, (64, 144), (4, 1), "pingpong"),
+        (ON_DEMAND, (128, 192), (2, 1), "pingpong"),
     ),
     "rr": (
         (FULL, (64, 32), (1, 1), "pingpong"),
         (FULL, (64, 64), (1, 1), "pingpong"),
+        (FULL, (64, 80), (1, 1), "pingpong"),
+        (FULL, (64, 128), (4, 1), "pingpong"),
         (ON_DEMAND, (64, 144), (4, 1), "pingpong"),
-        (FULL, (64, 192), (4, 1), "pingpong"),
+        (ON_DEMAND, (64, 192), (4, 1), "pingpong"),
     ),
 }
 
@@ -426,7 +428,7 @@ def _half_cells(a: D, layouts: str) -> Iterator[Cell]:
         # At run time a kernel of one width is compiled, in a third of the time.
         yield ON_DEMAND if key in of_one_width else FULL, key
     for tier, tile, cluster, mainloop in _DIVIDED_TILES.get(layouts, ()):
-        wide_f16 = a is D.F16 and tile[1] >= 144
+        wide_f16 = a is D.F16 and tile[1] > 64
         yield ON_DEMAND if wide_f16 else tier, _gemm_sm90(a, D.F32, turned, tile, cluster, mainloop, layout_d=COLUMN)
     if layouts == "rc":
         # Without these others take at most 0.15% longer on random shapes.

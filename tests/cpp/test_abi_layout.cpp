@@ -20,7 +20,7 @@ struct Agreed {
   uint64_t digest;
 };
 
-constexpr int kVersion = 6;
+constexpr int kVersion = 7;
 constexpr uint64_t kDigest = 0xf4f646f4092a95d9;
 constexpr Agreed kAgreed[] = {
     {"atomr_cutlass_tree_operand", 32, 0xbc264293a3a872fe},

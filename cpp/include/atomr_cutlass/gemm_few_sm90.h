@@ -81,6 +81,9 @@ struct GemmFewSm90 {
   static constexpr int kInitAtOnce = 8;  // barriers, without a branch: more than there are do no harm
   static_assert(kMaxSteps % kInitAtOnce == 0);
   static constexpr int kStageBytes = 64 * 1024;
+  // A stage is given back while the next one is multiplied: with a single one all would wait for ever.
+  static_assert(kSharedBytes - kOverrun - kBarrierBytes - (kTallest + 8) * kFewOfTall * int(sizeof(float)) >=
+                2 * (kTallest + kFewOfTall) * kBoxBytes);
 
   struct Params {
     // `rest` is for the rows of a tile of row-major weights that are no whole piece.
@@ -515,20 +518,9 @@ struct GemmFewSm90 {
     Share const mine(params, place);
     for (Tile tile(params); tile.index < params.tiles; tile.next(params)) {
       if (kTallest > kRows && params.height > kRows) {
-        multiply_tall(params, place, tile, warp, mine, turn);
-      } else if (params.few_height <= 16) {
-        multiply<16, 2>(params, place, tile, warp, mine, turn);
-      } else if (kFew == 32 || params.few_height <= 32) {
-        multiply<32, 2>(params, place, tile, warp, mine, turn);
-      } else if constexpr (kFew > 32) {
-        if (params.few_height <= 64) {
-          params.group == 2 ? multiply<64, 2>(params, place, tile, warp, mine, turn)
-                            : multiply<64, 1>(params, place, tile, warp, mine, turn);
-        } else if (params.few_height <= 96) {
-          multiply<96, 1>(params, place, tile, warp, mine, turn);
-        } else {
-          multiply<128, 1>(params, place, tile, warp, mine, turn);
-        }
+        multiply_times<kTallest / kRows>(params, place, tile, warp, mine, turn);
+      } else {
+        multiply_times<1>(params, place, tile, warp, mine, turn);
       }
       if (divides_k(params)) {
         wait_for_cluster(&place.barriers->sums_full, turn.tile_phase);
@@ -591,16 +583,23 @@ struct GemmFewSm90 {
     }
   };
 
-  // A tile of more than kRows rows.
-  CUTLASS_DEVICE static void multiply_tall(Params const& params, Place const& place, Tile const& tile, int warp,
-                                           Share const& mine, Turn& turn) {
-    if constexpr (kTallest > kRows) {
-      if (params.few_height <= 16) {
-        multiply<16, 1, 2>(params, place, tile, warp, mine, turn);
-      } else if (kFew == 32 || params.few_height <= 32) {
-        multiply<32, 1, 2>(params, place, tile, warp, mine, turn);
+  // A tile of up to kTimes kRows rows, by instructions as wide as its few rows.
+  template <int kTimes>
+  CUTLASS_DEVICE static void multiply_times(Params const& params, Place const& place, Tile const& tile, int warp,
+                                            Share const& mine, Turn& turn) {
+    constexpr int kPair = kTimes == 1 ? 2 : 1;  // boxes at once of narrow instructions
+    if (params.few_height <= 16) {
+      multiply<16, kPair, kTimes>(params, place, tile, warp, mine, turn);
+    } else if (kFew == 32 || params.few_height <= 32) {
+      multiply<32, kPair, kTimes>(params, place, tile, warp, mine, turn);
+    } else if constexpr (kFew > 32) {
+      if (params.few_height <= 64) {
+        params.group == kPair ? multiply<64, kPair, kTimes>(params, place, tile, warp, mine, turn)
+                              : multiply<64, 1, kTimes>(params, place, tile, warp, mine, turn);
+      } else if (params.few_height <= 96) {
+        multiply<96, 1, kTimes>(params, place, tile, warp, mine, turn);
       } else {
-        multiply<64, 1, 2>(params, place, tile, warp, mine, turn);
+        multiply<128, 1, kTimes>(params, place, tile, warp, mine, turn);
       }
     }
   }

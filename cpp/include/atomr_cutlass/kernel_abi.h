@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define ATOMR_CUTLASS_ABI_VERSION 6
+#define ATOMR_CUTLASS_ABI_VERSION 7
 
 // clang-format off: it takes lists of fields for expressions
 /* A struct is declared by the list of its fields, NAME_fields, which abi_layout.h reads as well: FIELD(type, name) is
@@ -29,8 +29,8 @@ enum {
   ATOMR_CUTLASS_FLAG_PTX = 1u,  /* the image carries PTX as well, which newer GPUs translate */
 };
 
-/* Bits of atomr_cutlass_gemm_args.settled, one of them at most: the operand that no launch writes that may still be
- * running, so that a kernel which starts before the launch before it has ended may read it at once. */
+/* Bits of atomr_cutlass_gemm_args.settled: the operands that no launch writes that may still be running, so that a
+ * kernel which starts before the launch before it has ended may read them at once. */
 enum { ATOMR_CUTLASS_A_SETTLED = 1, ATOMR_CUTLASS_B_SETTLED = 2 };
 
 /* Bits of atomr_cutlass_launch.padding and atomr_cutlass_jit_evaluation.padding. `prepare` says DEPENDENT of a kernel

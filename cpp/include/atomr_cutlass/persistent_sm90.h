@@ -14,6 +14,7 @@
 #include "cutlass/kernel_hardware_info.h"
 #include "cutlass/pipeline/pipeline.hpp"
 
+#include "atomr_cutlass/kernel_abi.h"
 #include "atomr_cutlass/tile_list.h"
 
 namespace atomr_cutlass {
@@ -296,6 +297,7 @@ struct PersistentGemm {
     return (cute::get<2>(params.problem) + kStep - 1) / kStep;
   }
   static constexpr int kReadAhead = 4;
+  static constexpr int32_t kBoth = ATOMR_CUTLASS_A_SETTLED | ATOMR_CUTLASS_B_SETTLED;
   // Stages are free at the start: waiting for their first turn waits for the one before.
   CUTLASS_DEVICE static State first_free() { return {0, 1, 0}; }
 
@@ -312,13 +314,15 @@ struct PersistentGemm {
       // The first stages are announced once: of settled operands they are filled before the launch before has ended, of
       // the other one after that. More of them would be in its way where that launch ends soon (measured).
       begin = cute::min(count, cute::min(int(Mainloop::kStages), kReadAhead));
-      Stages const announced(shared.barriers.operands, uint32_t(0));
       State again = state;
       Mainloop::load_steps(issues, params.mainloop, stages, state, place(tile), 0, begin, rank, shared.tensors.mainloop,
                            SomeOperands{params.settled});
       wait();
-      Mainloop::load_steps(issues, params.mainloop, announced, again, place(tile), 0, begin, rank,
-                           shared.tensors.mainloop, SomeOperands{~params.settled});
+      if (int32_t const others = kBoth & ~params.settled; others != 0) {
+        Stages const announced_before(shared.barriers.operands, uint32_t(0));
+        Mainloop::load_steps(issues, params.mainloop, announced_before, again, place(tile), 0, begin, rank,
+                             shared.tensors.mainloop, SomeOperands{others});
+      }
     } else {
       wait();
     }

@@ -212,7 +212,7 @@ def score(rows: Sequence[Row]) -> Score:
     for row in rows:
         best = min(min(timings.values()) for timings in row.timings)
         ranked = _core.Ranking(estimate.model, row.device, row.entries).every(row.extents, whole=False)
-        pairs = [(seconds, _taken(row.timings[entry], options)) for entry, _, (seconds, *options) in ranked]
+        pairs = [(seconds, taken(row.timings[entry], options)) for entry, _, (seconds, *options) in ranked]
         regrets.append(math.log(pairs[0][1] / best))
         off = [math.log(guess / taken) for guess, taken in pairs if taken < NEAR * best]
         if off:
@@ -224,7 +224,7 @@ def score(rows: Sequence[Row]) -> Score:
     return Score(statistics.fmean(regrets), p95, statistics.fmean(spreads), statistics.fmean(errors))
 
 
-def _taken(timings: Timings, options: Sequence[int]) -> float:
+def taken(timings: Timings, options: Sequence[int]) -> float:
     """Seconds of a launch; of one that was not measured those of the nearest: as many slices, and as wide."""
     split_k, swizzle, raster, width = options
     if (found := timings.get((split_k, swizzle, raster, width))) is not None:
@@ -262,8 +262,8 @@ class Model:
         ]  # fmt: skip
 
     def put(self, values: Sequence[float]) -> None:
-        """Makes them those of the model."""
-        estimate.model = _core.TimeModel(self._by_name(values))
+        """Makes them those of the model, which is then not corrected by what timings taught besides."""
+        estimate.model = _core.TimeModel({**self._by_name(values), "CORRECTED": 0.0})
 
     def _by_name(self, values: Sequence[float]) -> dict[str, Any]:
         named: dict[str, Any] = dict(zip(self.names, values, strict=False))
@@ -307,7 +307,7 @@ def main() -> int:
     parser.add_argument("sweeps", type=Path, nargs="+", help="JSON files with sweeps")
     parser.add_argument("--keys", type=Path, help="file of keys that are in no matrix")
     parser.add_argument("--constants", default="", help="pattern of those to fit; default: CONSTANTS and widths")
-    parser.add_argument("--rounds", type=int, default=12, help="0 only says what the model is worth")
+    parser.add_argument("--rounds", type=int, default=12, help="0 only says what the model is worth, corrected")
     parser.add_argument(
         "--leave-out", action="store_true", help="fit without each seed, and say what that is worth on it"
     )
@@ -316,6 +316,9 @@ def main() -> int:
     if arguments.keys:
         keys |= {key.name: key for key in key_file.read(arguments.keys)}
     rows = [row for path in arguments.sweeps for row in read(path, keys)]
+    if arguments.rounds == 0:
+        print_scores(rows, "the model")
+        return 0
     model = Model(arguments.constants)
     start = model.get()
     for seed in sorted({row.seed for row in rows}) if arguments.leave_out else []:

@@ -98,6 +98,13 @@ Extents slice(Kernel const& kernel, Extents const& extents, int64_t slices) {
   return made;
 }
 
+template <size_t kCount>
+std::array<float, kCount> as_floats(std::array<double, kCount> const& values) {
+  std::array<float, kCount> made;
+  std::transform(values.begin(), values.end(), made.begin(), [](double value) { return float(value); });
+  return made;
+}
+
 int64_t extent(std::vector<int64_t> const& values, size_t place, int64_t least) {
   return std::clamp(values.at(place), least, kLongest);
 }
@@ -159,12 +166,90 @@ Launch Model::launch(Kernel const& kernel, Extents const& extents, Gpu const& gp
     case Op::kOther: return {0.0};
     case Op::kGemm: break;
   }
-  Launch made = extents.divided ? divided(kernel, extents, gpu, shared_bytes, slices)
-                                : product(kernel, extents, gpu, shared_bytes, slices);
+  Launch made = by_formula(kernel, extents, gpu, shared_bytes, slices);
+  if (is_corrected(kernel, extents)) {
+    double const correction = kKernels.network(kernel_inputs(kernel, extents, gpu, made), 0);
+    made.seconds *= std::exp(std::clamp(correction, KernelCorrection::kLeast, KernelCorrection::kMost));
+  }
   if (extents.copied > 0) {
     made.seconds += 2 * double(extents.copied) / (c_.COPIED * dram(gpu)) + c_.LAUNCH_SECONDS;
   }
   return made;
+}
+
+// Of a product, without copies.
+Launch Model::by_formula(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
+                         int64_t slices) const {
+  return extents.divided ? divided(kernel, extents, gpu, shared_bytes, slices)
+                         : product(kernel, extents, gpu, shared_bytes, slices);
+}
+
+// Whether kernels like it were timed with problems like this one.
+bool Model::is_corrected(Kernel const& kernel, Extents const& extents) const {
+  return c_.CORRECTED != 0 && kernel.op == Op::kGemm && kernel.generation == Generation::kSm90 && kernel.bits_a == 16 &&
+         extents.batch == 1 && extents.copied == 0;
+}
+
+// What the correction of a launch depends on; kernel_correction.inc has the numbers for these in this order.
+KernelCorrection::Inputs Model::kernel_inputs(Kernel const& kernel, Extents const& e, Gpu const& gpu,
+                                              Launch const& made) const {
+  double const m = double(e.m), n = double(e.n), k = std::max(1.0, double(e.k));
+  bool const few = kernel.mainloop == Mainloop::kFew;
+  double const height = double(kernel.tile[0]), width = double(few || made.width == 0 ? kernel.tile[1] : made.width);
+  double const rows = double(round_up(ceil_div(e.m, kernel.tile[0]), kernel.cluster[0]));
+  double const columns = double(round_up(ceil_div(e.n, int64_t(width)), kernel.cluster[1]));
+  double const slices = double(made.split_k);
+  double const at_once = double(blocks_at_once(gpu.multiprocessors, kernel.cluster[0] * kernel.cluster[1]));
+  double const waves = rows * columns * slices / at_once, whole = std::ceil(waves);
+  bool const single = whole == 1;
+  double const moving = ((m * k + k * n) * 2 + m * n * 2) / gpu.memory_bytes_per_second;
+  double const multiplying = m * n * k / (double(gpu.multiprocessors) * peak(kernel) * c_.CLOCK_HZ);
+  auto const beyond = [](int64_t leading, int64_t bytes) { return double(2 * leading % bytes != 0); };
+  std::array<double, std::tuple_size_v<KernelCorrection::Inputs>> const inputs{
+      std::log(made.seconds / moving),
+      std::log(made.seconds / multiplying),
+      std::log(made.seconds * 1e6),
+      std::log2(height / 64),
+      width / 64,
+      std::log2(double(kernel.cluster[0])),
+      std::log2(double(kernel.cluster[1])),
+      double(kernel.mainloop == Mainloop::kPingpong),
+      double(few),
+      double(kernel.mainloop == Mainloop::kSplit),
+      double(kernel.tile[0] == 192),
+      double(e.divided),
+      std::log2(slices),
+      double(kernel.width_step != 0),
+      std::min(waves, 8.0),
+      whole - waves,
+      double(single),
+      single ? waves : 0.0,
+      std::min(whole, 8.0),
+      1 / whole,
+      std::min(rows * height / m - 1, 2.0),
+      std::min(columns * width / n - 1, 2.0),
+      std::log(double(ceil_div(int64_t(k), kernel.tile[2])) / slices),
+      beyond(e.lda, int64_t(kLineBytes)),
+      beyond(e.lda, kSectorBytes),
+      beyond(e.ldb, int64_t(kLineBytes)),
+      beyond(e.ldb, kSectorBytes),
+      std::log2(double(made.swizzle)),
+      double(made.raster == kAlongM),
+      std::log(m),
+      std::log(n),
+      std::log(k),
+      double(kernel.a_along_k),
+      double(kernel.b_along_k),
+      double(kernel.d_columns),
+      double(kernel.bits_d == 32),
+  };
+  return as_floats(inputs);
+}
+
+KernelSample Model::kernel_sample(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
+                                  int64_t slices) const {
+  Launch const made = by_formula(kernel, extents, gpu, shared_bytes, slices);
+  return {made, kernel_inputs(kernel, extents, gpu, made)};
 }
 
 Launch Model::best(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
@@ -203,7 +288,9 @@ double Model::least(Kernel const& kernel, Extents const& e, Gpu const& gpu) cons
       double(e.batch) * double(e.m) * double(e.n) * double(e.k) / rate / double(gpu.multiprocessors);
   double most = 1.0;  // multiple of the rate: clocks may be higher than CLOCK_HZ
   for (auto const& [width, efficiency] : c_.TILE_N_EFFICIENCY) most = std::max(most, efficiency);
-  return std::max(products / most / c_.CLOCK_HZ, streaming(kernel, e, gpu)) + c_.LAUNCH_SECONDS;
+  double const seconds = std::max(products / most / c_.CLOCK_HZ, streaming(kernel, e, gpu)) + c_.LAUNCH_SECONDS;
+  bool const may_be_corrected = c_.CORRECTED != 0 && kernel.bits_a == 16 && e.batch == 1;
+  return may_be_corrected ? seconds * std::exp(KernelCorrection::kLeast) : seconds;
 }
 
 // The rate of device memory, relative to that of the GPU for which the constants were fitted.
@@ -414,13 +501,18 @@ double Model::saved(Kernel const& kernel, Extents const& e) const {
 }
 
 double Model::bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const {
+  double const seconds = formula_bound(kernel, extents, gpu);
+  return is_corrected(kernel, extents) ? seconds * std::exp(KernelCorrection::kLeast) : seconds;
+}
+
+double Model::formula_bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const {
   bool const few_or_split = kernel.mainloop == Mainloop::kFew || kernel.mainloop == Mainloop::kSplit;
   if (kernel.op != Op::kGemm || kernel.generation == Generation::kSm80 || few_or_split) return 0.0;
   if (extents.divided) {
     double least = std::numeric_limits<double>::infinity();
     for (int64_t const count : divisions(kernel, extents, gpu)) {
       double const added = sums(extents, count, kernel.bits_d) * kRounded;
-      least = std::min(least, bound(kernel, slice(kernel, extents, count), gpu) + added);
+      least = std::min(least, formula_bound(kernel, slice(kernel, extents, count), gpu) + added);
     }
     return least;
   }
@@ -449,7 +541,8 @@ double Model::bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu
     }
     least = std::min(least, busy);
   });
-  return (beside(least, streaming(kernel, extents, gpu)) + c_.LAUNCH_SECONDS - saved(kernel, extents)) * kRounded;
+  double const seconds = beside(least, streaming(kernel, extents, gpu)) + c_.LAUNCH_SECONDS - saved(kernel, extents);
+  return seconds * kRounded;
 }
 
 // Busy seconds with the best width, swizzle and raster order, and those.
@@ -561,7 +654,7 @@ Launch Model::few(Kernel const& kernel, Extents const& e, Gpu const& gpu) const 
   for (FewDivision const& made : divisions) {
     if (made.seconds > kFewNear * least) continue;
     double seconds = made.seconds;
-    if (timed) seconds *= std::exp(double(correction.logarithm(few_inputs(kernel, e, gpu, made), bound)));
+    if (timed) seconds *= std::exp(double(correction.network(few_inputs(kernel, e, gpu, made), bound ? 1 : 0)));
     if (seconds < best.seconds) best = {seconds, 1, made.share, kHeuristic, made.height};
   }
   if (kernel.block_scaled) best.seconds *= c_.FEW_BLOCK_SCALED;
@@ -576,7 +669,7 @@ FewCorrection::Inputs Model::few_inputs(Kernel const& kernel, Extents const& e, 
   double const read = std::max(1.0, (rows + few) * double(e.k) * double(kernel.bits_a) / 8);
   double const ideal = read / gpu.memory_bytes_per_second, height = double(made.height), share = double(made.share);
   double const blocks = made.blocks / double(gpu.multiprocessors), full = made.full / double(gpu.multiprocessors);
-  std::array<double, FewCorrection::kInputs> const inputs{
+  std::array<double, std::tuple_size_v<FewCorrection::Inputs>> const inputs{
       std::log(made.seconds / ideal),
       std::log(ideal * 1e6),
       std::log2(double(kernel.cluster[2])),
@@ -599,9 +692,7 @@ FewCorrection::Inputs Model::few_inputs(Kernel const& kernel, Extents const& e, 
       std::log2(height * share),
       made.working / double(gpu.multiprocessors),
   };
-  FewCorrection::Inputs found;
-  std::transform(inputs.begin(), inputs.end(), found.begin(), [](double value) { return float(value); });
-  return found;
+  return as_floats(inputs);
 }
 
 std::vector<FewSample> Model::few_samples(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {

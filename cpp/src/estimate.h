@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "few_correction.h"
+#include "correction.h"
 #include "op_args.h"
 #include "tile_scheduler.h"
 
@@ -57,6 +57,7 @@ struct Kernel {
   int64_t warps;  // of a thread block of the sm80 generation
   int64_t align_a, align_b;
   bool a_along_k, b_along_k;  // A row-major, B column-major
+  bool d_columns;  // D column-major
   bool f64, i8, fp8;  // A's element type
   bool stream_k, nosmem, block_scaled;
   bool common;  // whether the launch chooses its epilogue's tree
@@ -112,6 +113,12 @@ struct FewSample {
   FewCorrection::Inputs inputs;
 };
 
+// A launch by the formulas alone, and what its correction depends on.
+struct KernelSample {
+  Launch launch;
+  KernelCorrection::Inputs inputs;
+};
+
 // Bytes of A and B that are read from device memory, by the order of tiles: in panels, `swizzle` clusters wide across
 // the raster order, and as long as the grid along it. A panel keeps its part of one operand and reads all of the other,
 // from device memory if L2 cannot hold that until the next panel. `widths` are bytes of A that a row of tiles reads and
@@ -135,6 +142,9 @@ class Model {
   // A lower bound of the estimates of all kernels of these types, whatever their tiles and generations.
   double least(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
 
+  // The launch with `slices` of K before it is corrected, for fitting the correction.
+  KernelSample kernel_sample(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
+                             int64_t slices) const;
   // Every division of a problem that a kernel for few rows may be launched with, for fitting the correction.
   std::vector<FewSample> few_samples(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
 
@@ -149,6 +159,12 @@ class Model {
   double floor(Kernel const& kernel, Extents const& extents, double bytes_per_second) const;
   Launch product(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                  int64_t slices) const;
+  Launch by_formula(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
+                    int64_t slices) const;
+  double formula_bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
+  bool is_corrected(Kernel const& kernel, Extents const& extents) const;
+  KernelCorrection::Inputs kernel_inputs(Kernel const& kernel, Extents const& extents, Gpu const& gpu,
+                                         Launch const& made) const;
   Launch divided(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                  int64_t slices) const;
   double sums(Extents const& extents, int64_t slices, int64_t bits) const;

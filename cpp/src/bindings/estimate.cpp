@@ -78,6 +78,7 @@ std::shared_ptr<Kernel> read_kernel(py::object const& key, bool common, int64_t 
   made->bits_a = bits("a"), made->bits_b = bits("b"), made->bits_d = bits("d");
   made->align_a = number("align_a"), made->align_b = number("align_b");
   made->a_along_k = text("layout_a") == "r", made->b_along_k = text("layout_b") == "c";
+  made->d_columns = text("layout_d") == "c";
   std::string const a = key.attr("a").attr("value").cast<std::string>();
   made->f64 = a == "f64", made->i8 = a == "i8", made->fp8 = a == "e4m3" || a == "e5m2";
   made->stream_k = text("scheduler") == "streamk", made->nosmem = text("epilogue_schedule") == "nosmem";
@@ -155,6 +156,16 @@ void bind_model(py::module_& module) {
             return py::tuple(py::cast(model.slices(*kernel, Extents::of(kernel->op, extents), read_gpu(device))));
           },
           py::arg("kernel"), py::arg("extents"), py::arg("device"))
+      .def(
+          "kernel_sample",
+          [](Model const& model, KernelPointer const& kernel, Values const& extents, py::object const& device,
+             int64_t shared_bytes, int64_t split_k) {
+            KernelSample const made =
+                model.kernel_sample(*kernel, Extents::of(kernel->op, extents), read_gpu(device), shared_bytes, split_k);
+            return py::make_tuple(made.launch, py::tuple(py::cast(made.inputs)));
+          },
+          py::arg("kernel"), py::arg("extents"), py::arg("device"), py::arg("shared_bytes"), py::arg("split_k"),
+          "The launch by the formulas, and the inputs of its correction.")
       .def(
           "few_samples",
           [](Model const& model, KernelPointer const& kernel, Values const& extents, py::object const& device) {

@@ -1,0 +1,99 @@
+"""Fits the correction of the model's estimates for 16-bit kernels (kernel_correction.inc) to sweeps over all kernels.
+
+    cd benchmarks/results
+    OMP_NUM_THREADS=1 python ../fit_kernels.py *-27-h100-sweep-seed2*.json --out ../../cpp/src/kernel_correction.inc
+    python ../fit_kernels.py 2026-11-27-h100-sweep-seed2*.json --leave-out 4
+
+The files are those of sweep.py (fit_estimate.py says what they hold). A network (network.py) corrects the logarithm of
+the estimate of a launch: of each kernel with the launch options that the formulas choose, and, where it divides K, with
+each number of slices that the model weighs. `--leave-out N` says what the choice loses on problems that the network has
+not seen, N times a Nth of all, by their class. Nothing is launched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from fit_estimate import Row, read, taken
+from network import Floats, Network, Samples, Training, losses, told, trained, unseen
+
+from atomr_cutlass.generator.archs import SmArch
+from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.pipeline import estimate
+
+FAR = 1.45
+"""Times the least of a problem: launches that are estimated slower are left out."""
+TRAINING = Training(hidden=24, decay=1e-3, drawn_share=0.2, together=0.95)
+
+
+def samples(rows: Sequence[Row]) -> Samples:
+    """The launches of each problem that the model weighs, as far as they were timed."""
+    problem, estimates, inputs, times = [], [], [], []
+    for number, row in enumerate(rows):
+        found = []
+        for (_, kernel, shared_bytes, places), timings in zip(row.entries, row.timings, strict=True):
+            timed = {split_k for split_k, *_ in timings}
+            for extents in (row.extents[place] for place in places if not row.extents[place][7]):  # nothing is copied
+                for slices in timed.intersection(estimate.model.slices(kernel, extents, row.device)):
+                    launch, values = estimate.model.kernel_sample(kernel, extents, row.device, shared_bytes, slices)
+                    options = slices, launch.swizzle, launch.raster, launch.width
+                    found.append((math.log(launch.seconds), values, math.log(taken(timings, options))))
+        least = min(seconds for seconds, *_ in found)
+        for seconds, values, time in found:
+            if seconds <= least + math.log(FAR):
+                problem.append(number)
+                estimates.append(seconds)
+                inputs.append(values)
+                times.append([time])
+    weight = np.ones(len(problem), np.float32)
+    return Samples(
+        np.array(problem), weight, np.array(estimates, np.float32), np.array(inputs, np.float32),
+        np.array(times, np.float32),
+    )  # fmt: skip
+
+
+def print_losses(rows: Sequence[Row], made: Samples, corrections: Floats, title: str) -> None:
+    """Prints what the choice loses: all in all, and by class."""
+    every = losses(made, corrections)[0]
+    for group in ("", *sorted({row.group for row in rows})):
+        chosen = np.array([group in ("", row.group) for row in rows])
+        print(f"{title}, {told([every[chosen]], [group or 'all'])}", flush=True)
+
+
+def text(network: Network, made: Samples) -> str:
+    """The network as C++."""
+    parts = ",\n     ".join(network.text(made.inputs, TRAINING.level))
+    return f"inline constexpr KernelCorrection kKernels = {{\n    {{{parts}}}}};\n"
+
+
+def main() -> int:
+    """Fits and writes; returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("sweeps", type=Path, nargs="+", help="JSON files with sweeps")
+    parser.add_argument("--leave-out", type=int, default=0, metavar="N", help="cross-validate over N parts")
+    parser.add_argument("--out", type=Path, help="kernel_correction.inc, to write")
+    arguments = parser.parse_args()
+    keys = {key.name: key for key in expand("full", [SmArch.SM90A])}
+    rows = [row for path in arguments.sweeps for row in read(path, keys)]
+    made = samples(rows)
+    print_losses(rows, made, np.zeros_like(made.times), "the formulas")
+    if arguments.leave_out:
+        print_losses(rows, made, unseen(made, TRAINING, arguments.leave_out), "left out")
+        return 0
+    network = trained(made, TRAINING)
+    corrections = network(made.inputs)[1]
+    print_losses(rows, made, corrections, "fitted")
+    print(f"corrections {np.quantile(corrections, [0, 0.01, 0.5, 0.99, 1])}")
+    if arguments.out:
+        head = "// Written by benchmarks/fit_kernels.py; correction.h says what it is.\n// clang-format off\n"
+        arguments.out.write_text(f"{head}{text(network, made)}// clang-format on\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+// What timings taught beyond the model's formulas: logarithms of launches' times over their estimates, by networks of
+// one hidden layer. Their numbers were fitted to timings of random problems: those of few_correction.inc, of every
+// division, by benchmarks/fit_few.py, those of kernel_correction.inc, of every kernel, by benchmarks/fit_kernels.py.
+// Run them again where the constants of the formulas change.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
+namespace atomr_cutlass::estimate {
+
+template <size_t kInputs_, size_t kHidden, size_t kOutputs>
+struct Network {
+  static constexpr size_t kInputs = kInputs_, kAtOnce = 8;
+  static_assert(kHidden % kAtOnce == 0);
+  using Inputs = std::array<float, kInputs>;
+
+  // The inputs of the timings lay between these, and others are moved there.
+  float least[kInputs], most[kInputs];
+  // Of each input its weights in the hidden units, at the end their constants; of each output the weights of the units
+  // and a constant.
+  float hidden[kInputs + 1][kHidden];
+  float outputs[kOutputs][kHidden + 1];
+
+  float operator()(Inputs const& inputs, size_t output) const {
+    Inputs known;
+    for (size_t j = 0; j < kInputs; ++j) known[j] = std::clamp(inputs[j], least[j], most[j]);
+    float const* const weights = outputs[output];
+    float sum = weights[kHidden];
+    for (size_t first = 0; first < kHidden; first += kAtOnce) {
+      float units[kAtOnce];  // which stay in registers
+      for (size_t i = 0; i < kAtOnce; ++i) units[i] = hidden[kInputs][first + i];
+      for (size_t j = 0; j < kInputs; ++j) {
+        for (size_t i = 0; i < kAtOnce; ++i) units[i] += hidden[j][first + i] * known[j];
+      }
+      for (size_t i = 0; i < kAtOnce; ++i) sum += weights[first + i] * std::max(units[i], 0.0f);
+    }
+    return sum;
+  }
+};
+
+// Of kernels for few rows. The outputs are for launches that wait for the one before, and for chains of launches with
+// bound weights.
+struct FewCorrection {
+  // The fewest rows of weights of the timings, and bytes of a row. Of smaller problems nothing is known.
+  static constexpr double kLeastRows = 1024, kLeastRowBytes = 2048;
+  using Inputs = Network<21, 32, 2>::Inputs;
+
+  int clusters;  // the sizes of the clusters that were timed, powers of 2, added up
+  Network<21, 32, 2> network;
+};
+
+// Of weights along K (a column-major B), and of row-major ones.
+#include "few_correction.inc"
+
+// Of all kernels of the sm90 generation that multiply 16-bit elements; those for few rows are corrected by the above
+// before. Corrections are kept between kLeast and kMost.
+struct KernelCorrection {
+  static constexpr double kLeast = -0.2, kMost = 0.4;
+  using Inputs = Network<36, 24, 1>::Inputs;
+
+  Network<36, 24, 1> network;
+};
+
+#include "kernel_correction.inc"
+
+}  // namespace atomr_cutlass::estimate

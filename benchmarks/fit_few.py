@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 from fit_estimate import DEVICES
-from network import Network, Samples, Training, losses, told, trained, unseen
+from network import Network, Samples, Training, corrections, losses, told, trained, unseen
 
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
@@ -87,7 +87,7 @@ def read(paths: Sequence[Path], before: Sequence[Path], layouts: str) -> Samples
                 count += 1
     return Samples(
         np.array(problem), np.array(weight, np.float32), np.array(estimates, np.float32),
-        np.array(inputs, np.float32), np.array(times, np.float32),
+        np.array(inputs, np.float32), np.array(times, np.float32), np.ones(len(problem), np.float32),
     )  # fmt: skip
 
 
@@ -111,11 +111,11 @@ def main() -> int:
         samples = read(arguments.files, arguments.before, layouts)
         print(layouts, "the formula:", told(losses(samples, np.zeros_like(samples.times)), OUTPUTS))
         if arguments.leave_out:
-            corrections = unseen(samples, TRAINING, arguments.leave_out)
-            print(layouts, "left out:", told(losses(samples, corrections), OUTPUTS))
+            of_others = unseen(samples, TRAINING, arguments.leave_out)
+            print(layouts, "left out:", told(losses(samples, of_others), OUTPUTS))
         else:
             network = trained(samples, TRAINING)
-            print(layouts, "fitted:", told(losses(samples, network(samples.inputs)[1]), OUTPUTS))
+            print(layouts, "fitted:", told(losses(samples, corrections(network, samples)), OUTPUTS))
             written.append(text(layouts, network, samples))
     if arguments.out and not arguments.leave_out:
         arguments.out.write_text("".join(written) + "// clang-format on\n", encoding="utf-8")

@@ -6,7 +6,8 @@
 
 The files are those of sweep.py (fit_estimate.py says what they hold). A network (network.py) corrects the logarithm of
 the estimate of a launch: of each kernel with the launch options that the formulas choose, and, where it divides K, with
-each number of slices that the model weighs. `--leave-out N` says what the choice loses on problems that the network has
+each number of slices that the model weighs. Kernels for few rows have a correction of their own (fit_few.py), which
+this one leaves alone. `--leave-out N` says what the choice loses on problems that the network has
 not seen, N times a Nth of all, by their class. Nothing is launched.
 """
 
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 from fit_estimate import Row, read, taken
-from network import Floats, Network, Samples, Training, losses, told, trained, unseen
+from network import Floats, Network, Samples, Training, corrections, losses, told, trained, unseen
 
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.matrix import expand
@@ -33,7 +34,7 @@ TRAINING = Training(hidden=24, decay=1e-3, drawn_share=0.2, together=0.95)
 
 def samples(rows: Sequence[Row]) -> Samples:
     """The launches of each problem that the model weighs, as far as they were timed."""
-    problem, estimates, inputs, times = [], [], [], []
+    problem, estimates, inputs, times, corrected = [], [], [], [], []
     for number, row in enumerate(rows):
         found = []
         for (_, kernel, shared_bytes, places), timings in zip(row.entries, row.timings, strict=True):
@@ -42,24 +43,26 @@ def samples(rows: Sequence[Row]) -> Samples:
                 for slices in timed.intersection(estimate.model.slices(kernel, extents, row.device)):
                     launch, values = estimate.model.kernel_sample(kernel, extents, row.device, shared_bytes, slices)
                     options = slices, launch.swizzle, launch.raster, launch.width
-                    found.append((math.log(launch.seconds), values, math.log(taken(timings, options))))
+                    of_others = estimate.model.is_corrected(kernel, extents)
+                    found.append((math.log(launch.seconds), values, math.log(taken(timings, options)), of_others))
         least = min(seconds for seconds, *_ in found)
-        for seconds, values, time in found:
+        for seconds, values, time, of_others in found:
             if seconds <= least + math.log(FAR):
                 problem.append(number)
                 estimates.append(seconds)
                 inputs.append(values)
                 times.append([time])
+                corrected.append(of_others)
     weight = np.ones(len(problem), np.float32)
     return Samples(
         np.array(problem), weight, np.array(estimates, np.float32), np.array(inputs, np.float32),
-        np.array(times, np.float32),
+        np.array(times, np.float32), np.array(corrected, np.float32),
     )  # fmt: skip
 
 
-def print_losses(rows: Sequence[Row], made: Samples, corrections: Floats, title: str) -> None:
+def print_losses(rows: Sequence[Row], made: Samples, corrected: Floats, title: str) -> None:
     """Prints what the choice loses: all in all, and by class."""
-    every = losses(made, corrections)[0]
+    every = losses(made, corrected)[0]
     for group in ("", *sorted({row.group for row in rows})):
         chosen = np.array([group in ("", row.group) for row in rows])
         print(f"{title}, {told([every[chosen]], [group or 'all'])}", flush=True)
@@ -67,7 +70,8 @@ def print_losses(rows: Sequence[Row], made: Samples, corrections: Floats, title:
 
 def text(network: Network, made: Samples) -> str:
     """The network as C++."""
-    parts = ",\n     ".join(network.text(made.inputs, TRAINING.level))
+    known = made.inputs[made.corrected > 0]
+    parts = ",\n     ".join(network.text(known, TRAINING.level))
     return f"inline constexpr KernelCorrection kKernels = {{\n    {{{parts}}}}};\n"
 
 
@@ -86,9 +90,9 @@ def main() -> int:
         print_losses(rows, made, unseen(made, TRAINING, arguments.leave_out), "left out")
         return 0
     network = trained(made, TRAINING)
-    corrections = network(made.inputs)[1]
-    print_losses(rows, made, corrections, "fitted")
-    print(f"corrections {np.quantile(corrections, [0, 0.01, 0.5, 0.99, 1])}")
+    of_all = corrections(network, made)
+    print_losses(rows, made, of_all, "fitted")
+    print(f"corrections {np.quantile(of_all, [0, 0.01, 0.5, 0.99, 1])}")
     if arguments.out:
         head = "// Written by benchmarks/fit_kernels.py; correction.h says what it is.\n// clang-format off\n"
         arguments.out.write_text(f"{head}{text(network, made)}// clang-format on\n", encoding="utf-8")

@@ -53,6 +53,7 @@ class Samples:
         estimates: logarithms of the seconds that the formulas say.
         inputs: of the network, a row for each launch.
         times: logarithms of seconds, a column for each output; nan where there is none.
+        corrected: 1, or 0 for launches whose estimates stay as they are.
     """
 
     problem: NDArray[np.int64]
@@ -60,13 +61,15 @@ class Samples:
     estimates: Floats
     inputs: Floats
     times: Floats
+    corrected: Floats
 
     def of(self, problems: NDArray[np.int64]) -> Samples:
         """Those of some problems."""
         chosen = np.isin(self.problem, problems)
         _, problem = np.unique(self.problem[chosen], return_inverse=True)
         return Samples(
-            problem, self.weight[chosen], self.estimates[chosen], self.inputs[chosen], self.times[chosen]
+            problem, self.weight[chosen], self.estimates[chosen], self.inputs[chosen], self.times[chosen],
+            self.corrected[chosen],
         )  # fmt: skip
 
     def parts(self, count: int) -> list[NDArray[np.int64]]:
@@ -142,6 +145,7 @@ def trained(samples: Samples, how: Training) -> Network:
     first, second = ([np.zeros_like(each) for each in made.weights] for _ in range(2))
     for step in range(1, how.steps + 1):
         units, corrections = made(samples.inputs)
+        corrections *= samples.corrected[:, None]
         gradient = np.zeros_like(corrections)
         for output in range(outputs):
             of, there = weight[:, output], known[:, output]
@@ -154,6 +158,7 @@ def trained(samples: Samples, how: Training) -> Network:
             expected = of_problem(drawn * loss[:, output])[samples.problem]
             share = how.drawn_share / how.drawn / problems[output]
             gradient[:, output] -= share * drawn * (loss[:, output] - expected)
+        gradient *= samples.corrected[:, None]
         inner = (gradient @ made.weights[2].T) * (units > 0)
         slopes = [
             scaled.T @ inner + how.decay * made.weights[0], inner.sum(0),
@@ -175,11 +180,16 @@ def unseen(samples: Samples, how: Training, parts: int) -> Floats:
     for left in samples.parts(parts):
         network = trained(samples.of(np.setdiff1d(every, left)), how)
         chosen = np.isin(samples.problem, left)
-        found[chosen] = network(samples.inputs[chosen])[1]
+        found[chosen] = corrections(network, samples)[chosen]
     return found
 
 
-def losses(samples: Samples, corrections: Floats, whole: float = 1.0) -> list[Floats]:
+def corrections(network: Network, samples: Samples) -> Floats:
+    """Those of each launch."""
+    return network(samples.inputs)[1] * samples.corrected[:, None]
+
+
+def losses(samples: Samples, corrected: Floats, whole: float = 1.0) -> list[Floats]:
     """What the choice takes longer than the fastest launch of each problem of at least this weight, by output."""
     found = []
     for output in range(samples.times.shape[1]):
@@ -188,7 +198,7 @@ def losses(samples: Samples, corrections: Floats, whole: float = 1.0) -> list[Fl
             rows = np.flatnonzero((samples.problem == number) & ~np.isnan(samples.times[:, output]))
             if len(rows) and samples.weight[rows[0]] >= whole:
                 times = samples.times[rows, output]
-                chosen = np.argmin(samples.estimates[rows] + corrections[rows, output])
+                chosen = np.argmin(samples.estimates[rows] + corrected[rows, output])
                 of.append(math.exp(times[chosen] - times.min()) - 1)
         found.append(np.array(of, np.float32))
     return found

@@ -54,13 +54,13 @@ struct FewCorrection {
 // Of weights along K (a column-major B), and of row-major ones.
 #include "few_correction.inc"
 
-// Of all kernels of the sm90 generation that multiply 16-bit elements; those for few rows are corrected by the above
-// before. Corrections are kept between kLeast and kMost.
+// Of all other kernels of the sm90 generation that multiply 16-bit elements. Corrections are kept between kLeast and
+// kMost.
 struct KernelCorrection {
   static constexpr double kLeast = -0.2, kMost = 0.4;
-  using Inputs = Network<36, 24, 1>::Inputs;
+  using Inputs = Network<35, 24, 1>::Inputs;
 
-  Network<36, 24, 1> network;
+  Network<35, 24, 1> network;
 };
 
 #include "kernel_correction.inc"

@@ -170,6 +170,7 @@ Launch Model::launch(Kernel const& kernel, Extents const& extents, Gpu const& gp
   if (is_corrected(kernel, extents)) {
     double const correction = kKernels.network(kernel_inputs(kernel, extents, gpu, made), 0);
     made.seconds *= std::exp(std::clamp(correction, KernelCorrection::kLeast, KernelCorrection::kMost));
+    made.seconds = std::max(made.seconds, least(kernel, extents, gpu));
   }
   if (extents.copied > 0) {
     made.seconds += 2 * double(extents.copied) / (c_.COPIED * dram(gpu)) + c_.LAUNCH_SECONDS;
@@ -184,18 +185,17 @@ Launch Model::by_formula(Kernel const& kernel, Extents const& extents, Gpu const
                          : product(kernel, extents, gpu, shared_bytes, slices);
 }
 
-// Whether kernels like it were timed with problems like this one.
+// Whether kernels like it were timed with problems like this one. Those for few rows have a correction of their own.
 bool Model::is_corrected(Kernel const& kernel, Extents const& extents) const {
   return c_.CORRECTED != 0 && kernel.op == Op::kGemm && kernel.generation == Generation::kSm90 && kernel.bits_a == 16 &&
-         extents.batch == 1 && extents.copied == 0;
+         kernel.mainloop != Mainloop::kFew && extents.batch == 1 && extents.copied == 0;
 }
 
 // What the correction of a launch depends on; kernel_correction.inc has the numbers for these in this order.
 KernelCorrection::Inputs Model::kernel_inputs(Kernel const& kernel, Extents const& e, Gpu const& gpu,
                                               Launch const& made) const {
   double const m = double(e.m), n = double(e.n), k = std::max(1.0, double(e.k));
-  bool const few = kernel.mainloop == Mainloop::kFew;
-  double const height = double(kernel.tile[0]), width = double(few || made.width == 0 ? kernel.tile[1] : made.width);
+  double const height = double(kernel.tile[0]), width = double(made.width == 0 ? kernel.tile[1] : made.width);
   double const rows = double(round_up(ceil_div(e.m, kernel.tile[0]), kernel.cluster[0]));
   double const columns = double(round_up(ceil_div(e.n, int64_t(width)), kernel.cluster[1]));
   double const slices = double(made.split_k);
@@ -214,7 +214,6 @@ KernelCorrection::Inputs Model::kernel_inputs(Kernel const& kernel, Extents cons
       std::log2(double(kernel.cluster[0])),
       std::log2(double(kernel.cluster[1])),
       double(kernel.mainloop == Mainloop::kPingpong),
-      double(few),
       double(kernel.mainloop == Mainloop::kSplit),
       double(kernel.tile[0] == 192),
       double(e.divided),
@@ -288,9 +287,7 @@ double Model::least(Kernel const& kernel, Extents const& e, Gpu const& gpu) cons
       double(e.batch) * double(e.m) * double(e.n) * double(e.k) / rate / double(gpu.multiprocessors);
   double most = 1.0;  // multiple of the rate: clocks may be higher than CLOCK_HZ
   for (auto const& [width, efficiency] : c_.TILE_N_EFFICIENCY) most = std::max(most, efficiency);
-  double const seconds = std::max(products / most / c_.CLOCK_HZ, streaming(kernel, e, gpu)) + c_.LAUNCH_SECONDS;
-  bool const may_be_corrected = c_.CORRECTED != 0 && kernel.bits_a == 16 && e.batch == 1;
-  return may_be_corrected ? seconds * std::exp(KernelCorrection::kLeast) : seconds;
+  return std::max(products / most / c_.CLOCK_HZ, streaming(kernel, e, gpu)) + c_.LAUNCH_SECONDS;
 }
 
 // The rate of device memory, relative to that of the GPU for which the constants were fitted.
@@ -644,7 +641,7 @@ Launch Model::few(Kernel const& kernel, Extents const& e, Gpu const& gpu) const 
   bool const along_m = turned(kernel, e.m, e.n);
   bool const bound = (e.settled & (along_m ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED)) != 0;
   FewCorrection const& correction = kernel.b_along_k ? kFewAlongK : kFewRows;
-  bool const timed = double(e.batch) * double(along_m ? e.m : e.n) >= FewCorrection::kLeastRows &&
+  bool const timed = c_.CORRECTED != 0 && double(e.batch) * double(along_m ? e.m : e.n) >= FewCorrection::kLeastRows &&
                      double(e.k) * double(kernel.bits_a) / 8 >= FewCorrection::kLeastRowBytes &&
                      (correction.clusters & kernel.cluster[2]) != 0 && e.copied == 0;
   std::vector<FewDivision> const divisions = few_divisions(kernel, e, gpu);

@@ -142,6 +142,8 @@ class Model {
   // A lower bound of the estimates of all kernels of these types, whatever their tiles and generations.
   double least(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
 
+  // Whether estimates of its launches are corrected by what timings taught.
+  bool is_corrected(Kernel const& kernel, Extents const& extents) const;
   // The launch with `slices` of K before it is corrected, for fitting the correction.
   KernelSample kernel_sample(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                              int64_t slices) const;
@@ -162,7 +164,6 @@ class Model {
   Launch by_formula(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                     int64_t slices) const;
   double formula_bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
-  bool is_corrected(Kernel const& kernel, Extents const& extents) const;
   KernelCorrection::Inputs kernel_inputs(Kernel const& kernel, Extents const& extents, Gpu const& gpu,
                                          Launch const& made) const;
   Launch divided(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,

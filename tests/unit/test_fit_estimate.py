@@ -1,10 +1,13 @@
 """Sweeps as `fit_estimate.py` reads them."""
 
 import json
+from pathlib import Path
 
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.matrix import expand
-from benchmarks.fit_estimate import read
+from benchmarks.fit_estimate import read, score
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
 
 def test_the_same_launch_timed_twice_counts_with_its_least_time(tmp_path):
@@ -22,3 +25,11 @@ def test_the_same_launch_timed_twice_counts_with_its_least_time(tmp_path):
         path.write_text(json.dumps(recorded | {"rows": [row | {"cells": order}]}))
         (found,) = read(path, keys)
         assert [list(timings.values()) for timings in found.timings] == [[8.5e-6]]
+
+
+def test_the_correction_of_kernels_is_that_of_its_timings():
+    """What `fit_kernels.py` wrote chooses well among the kernels that it was fitted to: half of what formulas lose."""
+    keys = {key.name: key for key in expand("full", [SmArch.SM90A])}
+    made = score(read(RESULTS / "2026-11-27-h100-sweep-seed234.json", keys))
+    assert made.regret < 0.015
+    assert made.regret_p95 < 0.07

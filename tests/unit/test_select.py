@@ -395,9 +395,12 @@ def test_rows_that_do_not_begin_on_a_cache_line_are_read_twice() -> None:
 _extent = st.sampled_from([1, 7, 64, 100, 512, 1000, 4096, 20000])
 
 
+FORMULAS = _core.TimeModel({"CORRECTED": 0.0})
+
+
 @given(st.sampled_from(PRODUCTS), st.tuples(_extent, _extent, _extent, st.sampled_from([1, 3, 64])), st.data())
 @settings(max_examples=300, deadline=None)
-def test_estimates_are_positive_and_grow_with_the_problem(
+def test_estimates_by_formulas_are_positive_and_grow_with_the_problem(
     key: KernelKey, extents: tuple[int, int, int, int], data: st.DataObject
 ) -> None:
     m, n, k, batch = extents
@@ -412,11 +415,38 @@ def test_estimates_are_positive_and_grow_with_the_problem(
     )
     device = {(9, 0): H200, (8, 9): ADA}.get(key.arch.capability, A100)
     shared = fake_table.row(key).shared_bytes
-    first, second = (estimate.launch(key, v.extents, device, shared).seconds for v in (small, large))
+    kernel = estimate.kernel_of(key)
+    first, second = (FORMULAS.launch(kernel, v.extents, device, shared, 1).seconds for v in (small, large))
     # Nearly: a larger problem may fill the last wave better, and the work may be divided otherwise.
     # Stream-K cuts three small tiles, which it must add up for longer than they take, and not four (2.2 at most).
     slack = 2.3 if key.scheduler == "streamk" else 1.5 if key.mainloop == "few" else 1.05
     assert 0 < first <= slack * second < 1e6
+
+
+@given(st.sampled_from(PRODUCTS), st.tuples(_extent, _extent, _extent, st.sampled_from([1, 3])))
+@settings(max_examples=300, deadline=None)
+def test_estimates_of_16_bit_kernels_are_corrected_within_limits(
+    key: KernelKey, extents: tuple[int, int, int, int]
+) -> None:
+    m, n, k, batch = extents
+    base = formulations(GemmRequest(GemmShape(8, 8, 8), dtype=D.F16).problem(0))[0]
+    of_problem = base._replace(m=m, n=n, k=k, batch=batch).extents
+    kernel, shared = estimate.kernel_of(key), fake_table.row(key).shared_bytes
+    by_formulas = FORMULAS.launch(kernel, of_problem, H200, shared, 1)
+    corrected = estimate.launch(key, of_problem, H200, shared)
+    if key.mainloop == "few":
+        return  # of divisions, among which the corrected ones are chosen
+    is_corrected = estimate.model.is_corrected(kernel, of_problem)
+    assert is_corrected == (key.generation == "sm90" and key.a.bits == 16 and batch == 1)
+    assert (corrected.swizzle, corrected.width) == (by_formulas.swizzle, by_formulas.width)
+    if not is_corrected:
+        assert corrected.seconds == by_formulas.seconds
+        return
+    least = estimate.least(key, of_problem, H200)
+    assert corrected.seconds >= least
+    assert 0.81 < corrected.seconds / by_formulas.seconds < 1.5 or corrected.seconds == least
+    made, _ = estimate.model.kernel_sample(kernel, of_problem, H200, shared, 1)
+    assert made.seconds == by_formulas.seconds
 
 
 @pytest.mark.usefixtures("full_table")

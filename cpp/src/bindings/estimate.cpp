@@ -157,6 +157,12 @@ void bind_model(py::module_& module) {
           },
           py::arg("kernel"), py::arg("extents"), py::arg("device"))
       .def(
+          "is_corrected",
+          [](Model const& model, KernelPointer const& kernel, Values const& extents) {
+            return model.is_corrected(*kernel, Extents::of(kernel->op, extents));
+          },
+          py::arg("kernel"), py::arg("extents"), "Whether estimates are corrected by what timings of kernels taught.")
+      .def(
           "kernel_sample",
           [](Model const& model, KernelPointer const& kernel, Values const& extents, py::object const& device,
              int64_t shared_bytes, int64_t split_k) {

@@ -15,7 +15,8 @@ from atomr_cutlass.arrays import fp4, operands
 from atomr_cutlass.generator.families import gemm_few_sm90, gemm_sm90
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.rules import FEW, FP8_TYPES
-from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch
+from atomr_cutlass.ops.gemm import plans
+from atomr_cutlass.ops.gemm.kernels import A_SETTLED, B_SETTLED, GemmCandidate, GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.bindings import settled_operand
@@ -115,6 +116,15 @@ def test_scheduler_options(info: ac.KernelInfo) -> None:
         orders = tuple((share, 0) for share in gemm_few_sm90.shares(info.key))
     for swizzle, raster in orders:
         launch.check(replace(candidate, swizzle=swizzle, raster=raster, split_k=1))
+
+
+@pytest.mark.parametrize("info", [info for info in TABLE if info.key.generation == "sm90"], ids=lambda info: info.name)
+def test_both_operands_may_be_settled(info: ac.KernelInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans tell launches of one operand; others that launch kernels may tell them of both."""
+    runnable(info)
+    monkeypatch.setattr(plans, "settled_bits", lambda _: A_SETTLED | B_SETTLED)
+    launch = Launch(info.key, info, every_cell.gemm_shapes(info.key)[0])
+    launch.check(replace(launch.candidate(), split_k=1))
 
 
 @pytest.mark.parametrize("info", [info for info in TABLE if info.key.mainloop == FEW], ids=lambda info: info.name)

@@ -134,17 +134,28 @@ def test_weights_that_are_not_alike_are_not_interleaved() -> None:
         ac.interleave(_random(4, 8), _random(4, 9))
 
 
+SILU = epilogue_id("gated", "evt:acc;silu:0;out:1")
+
+
 def test_keys() -> None:
     """Kernels of f32 accumulators that keep their operands in place have gated epilogues, and no others do."""
-    epilogue = epilogue_id("gated", "evt:acc;silu:0;out:1")
     made = [
-        with_epilogue(key, epilogue, D.BF16) for _, key in cells([SmArch.SM90A]) if key.a is D.BF16 and key.op == "gemm"
+        with_epilogue(key, SILU, D.BF16) for _, key in cells([SmArch.SM90A]) if key.a is D.BF16 and key.op == "gemm"
     ]
     served = {(key.generation, key.layout_a + key.layout_b) for key in made if supports(key)}
     assert served == {("sm90", layouts) for layouts in ("rr", "rc", "cr", "cc")}
     with_operand = epilogue_id("gated", "evt:acc;input:row:f32;add:0:1;out:2")
     key = with_epilogue(next(key for key in made if supports(key)), with_operand, D.BF16)
     assert "has no operands" in supports(key).reason
+
+
+def test_tiles_are_whole_groups_of_blocks() -> None:
+    """epilogue_gated.h exchanges four blocks of eight columns at once."""
+    plain = [key for _, key in cells([SmArch.SM90A]) if key.generation == "sm90" and key.op == "gemm"]
+    gated = [with_epilogue(key, SILU, D.BF16) for key in plain if key.a is D.BF16]
+    widths = {key.tile[:2] for key in gated if supports(key)}
+    assert {(64, 64), (128, 128), (128, 256)} <= widths
+    assert not widths & {(128, 144), (128, 208), (64, 80), (64, 144)}
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -287,7 +287,8 @@ double Model::least(Kernel const& kernel, Extents const& e, Gpu const& gpu) cons
       double(e.batch) * double(e.m) * double(e.n) * double(e.k) / rate / double(gpu.multiprocessors);
   double most = 1.0;  // multiple of the rate: clocks may be higher than CLOCK_HZ
   for (auto const& [width, efficiency] : c_.TILE_N_EFFICIENCY) most = std::max(most, efficiency);
-  return std::max(products / most / c_.CLOCK_HZ, streaming(kernel, e, gpu)) + c_.LAUNCH_SECONDS;
+  double const launch = c_.LAUNCH_SECONDS - (e.settled != 0 ? c_.SETTLED_SECONDS : 0.0);
+  return std::max(products / most / c_.CLOCK_HZ, streaming(kernel, e, gpu)) + launch;
 }
 
 // The rate of device memory, relative to that of the GPU for which the constants were fitted.

@@ -437,7 +437,7 @@ def test_estimates_of_16_bit_kernels_are_corrected_within_limits(
     if key.mainloop == "few":
         return  # of divisions, among which the corrected ones are chosen
     is_corrected = estimate.model.is_corrected(kernel, of_problem)
-    assert is_corrected == (key.generation == "sm90" and key.a.bits == 16 and batch == 1)
+    assert is_corrected == ((key.op, key.generation, key.a.bits, batch) == ("gemm", "sm90", 16, 1))
     assert (corrected.swizzle, corrected.width) == (by_formulas.swizzle, by_formulas.width)
     if not is_corrected:
         assert corrected.seconds == by_formulas.seconds

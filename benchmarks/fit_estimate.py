@@ -248,11 +248,12 @@ class Model:
 
     def __init__(self, pattern: str = "") -> None:
         constants = estimate.model.constants
-        self.names = CONSTANTS
+        self.names: tuple[str, ...] = CONSTANTS
         self.widths = () if pattern else tuple(constants["TILE_N_EFFICIENCY"])
         if pattern:
             named = fnmatch.filter(constants, pattern)
-            self.names = tuple(name for name in named if isinstance(constants[name], float) and constants[name] != 0)
+            numbers = (name for name in named if isinstance(constants[name], float) and constants[name] != 0)
+            self.names = tuple(name for name in numbers if name != "CORRECTED")
 
     def get(self) -> list[float]:
         """The model's constants."""
@@ -307,7 +308,7 @@ def main() -> int:
     parser.add_argument("sweeps", type=Path, nargs="+", help="JSON files with sweeps")
     parser.add_argument("--keys", type=Path, help="file of keys that are in no matrix")
     parser.add_argument("--constants", default="", help="pattern of those to fit; default: CONSTANTS and widths")
-    parser.add_argument("--rounds", type=int, default=12, help="0 only says what the model is worth, corrected")
+    parser.add_argument("--rounds", type=int, default=12, help="0 only says what the model is worth as it is")
     parser.add_argument(
         "--leave-out", action="store_true", help="fit without each seed, and say what that is worth on it"
     )

@@ -2,13 +2,14 @@
 
     cd benchmarks/results
     OMP_NUM_THREADS=1 python ../fit_kernels.py *-27-h100-sweep-seed2*.json --out ../../cpp/src/kernel_correction.inc
-    python ../fit_kernels.py 2026-11-27-h100-sweep-seed2*.json --leave-out 4
+    OMP_NUM_THREADS=1 python ../fit_kernels.py *-27-h100-sweep-seed2*.json --leave-out 6
 
 The files are those of sweep.py (fit_estimate.py says what they hold). A network (network.py) corrects the logarithm of
 the estimate of a launch: of each kernel with the launch options that the formulas choose, and, where it divides K, with
-each number of slices that the model weighs. Kernels for few rows have a correction of their own (fit_few.py), which
-this one leaves alone. `--leave-out N` says what the choice loses on problems that the network has
-not seen, N times a Nth of all, by their class. Nothing is launched.
+each number of slices that the model weighs. Kernels for few rows have a correction of their own, which this one leaves
+alone and compares with: run fit_few.py before, and build the package with what it wrote. The same files give the same
+numbers on as many threads. `--leave-out N` says what the choice loses on problems that the network has not seen, N
+times a Nth of all, by their class. Nothing is launched.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ def samples(rows: Sequence[Row]) -> Samples:
                 for slices in timed.intersection(estimate.model.slices(kernel, extents, row.device)):
                     launch, values = estimate.model.kernel_sample(kernel, extents, row.device, shared_bytes, slices)
                     options = slices, launch.swizzle, launch.raster, launch.width
-                    of_others = estimate.model.is_corrected(kernel, extents)
-                    found.append((math.log(launch.seconds), values, math.log(taken(timings, options)), of_others))
+                    is_corrected = estimate.model.is_corrected(kernel, extents)
+                    found.append((math.log(launch.seconds), values, math.log(taken(timings, options)), is_corrected))
         least = min(seconds for seconds, *_ in found)
-        for seconds, values, time, of_others in found:
+        for seconds, values, time, is_corrected in found:
             if seconds <= least + math.log(FAR):
                 problem.append(number)
                 estimates.append(seconds)
                 inputs.append(values)
                 times.append([time])
-                corrected.append(of_others)
+                corrected.append(is_corrected)
     weight = np.ones(len(problem), np.float32)
     return Samples(
         np.array(problem), weight, np.array(estimates, np.float32), np.array(inputs, np.float32),

@@ -144,15 +144,15 @@ def trained(samples: Samples, how: Training) -> Network:
     scaled = (samples.inputs - middle) / wide
     first, second = ([np.zeros_like(each) for each in made.weights] for _ in range(2))
     for step in range(1, how.steps + 1):
-        units, corrections = made(samples.inputs)
-        corrections *= samples.corrected[:, None]
-        gradient = np.zeros_like(corrections)
+        units, guessed = made(samples.inputs)
+        guessed *= samples.corrected[:, None]
+        gradient = np.zeros_like(guessed)
         for output in range(outputs):
             of, there = weight[:, output], known[:, output]
-            off = np.where(there, samples.estimates + corrections[:, output] - target[:, output], 0)
+            off = np.where(there, samples.estimates + guessed[:, output] - target[:, output], 0)
             mean = (of_problem(of * off) / np.maximum(of_problem(of), 1e-12))[samples.problem]
             gradient[:, output] = 2 * of * (off - how.together * mean)
-            score = np.where(there, -(samples.estimates + corrections[:, output]) / how.drawn, -1e9)
+            score = np.where(there, -(samples.estimates + guessed[:, output]) / how.drawn, -1e9)
             drawn = np.exp(score - np.maximum.reduceat(score, starts)[samples.problem]) * there
             drawn /= np.maximum(of_problem(drawn), 1e-30)[samples.problem]
             expected = of_problem(drawn * loss[:, output])[samples.problem]
@@ -189,14 +189,14 @@ def corrections(network: Network, samples: Samples) -> Floats:
     return network(samples.inputs)[1] * samples.corrected[:, None]
 
 
-def losses(samples: Samples, corrected: Floats, whole: float = 1.0) -> list[Floats]:
-    """What the choice takes longer than the fastest launch of each problem of at least this weight, by output."""
+def losses(samples: Samples, corrected: Floats) -> list[Floats]:
+    """What the choice takes longer than the fastest launch of each problem of full weight, by output."""
     found = []
     for output in range(samples.times.shape[1]):
         of: list[float] = []
         for number in range(int(samples.problem[-1]) + 1):
             rows = np.flatnonzero((samples.problem == number) & ~np.isnan(samples.times[:, output]))
-            if len(rows) and samples.weight[rows[0]] >= whole:
+            if len(rows) and samples.weight[rows[0]] == 1:
                 times = samples.times[rows, output]
                 chosen = np.argmin(samples.estimates[rows] + corrected[rows, output])
                 of.append(math.exp(times[chosen] - times.min()) - 1)

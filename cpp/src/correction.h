@@ -1,7 +1,7 @@
 // What timings taught beyond the model's formulas: logarithms of launches' times over their estimates, by networks of
-// one hidden layer. Their numbers were fitted to timings of random problems: those of few_correction.inc, of every
-// division, by benchmarks/fit_few.py, those of kernel_correction.inc, of every kernel, by benchmarks/fit_kernels.py.
-// Run them again where the constants of the formulas change.
+// one hidden layer. benchmarks/fit_few.py wrote few_correction.inc from timings of every division of random problems,
+// benchmarks/fit_kernels.py kernel_correction.inc from timings of kernels. Where the constants of the formulas change,
+// run them again, in this order and with the package built in between: the second compares with what the first corrects.
 #pragma once
 
 #include <algorithm>

@@ -167,7 +167,7 @@ Launch Model::launch(Kernel const& kernel, Extents const& extents, Gpu const& gp
     case Op::kGemm: break;
   }
   Launch made = by_formula(kernel, extents, gpu, shared_bytes, slices);
-  if (is_corrected(kernel, extents)) {
+  if (made.seconds > 0 && is_corrected(kernel, extents)) {  // extents that no memory holds may have no estimate
     double const correction = kKernels.network(kernel_inputs(kernel, extents, gpu, made), 0);
     made.seconds *= std::exp(std::clamp(correction, KernelCorrection::kLeast, KernelCorrection::kMost));
     made.seconds = std::max(made.seconds, least(kernel, extents, gpu));
@@ -185,16 +185,19 @@ Launch Model::by_formula(Kernel const& kernel, Extents const& extents, Gpu const
                          : product(kernel, extents, gpu, shared_bytes, slices);
 }
 
-// Whether kernels like it were timed with problems like this one. Those for few rows have a correction of their own.
+// Whether kernels like it were timed with problems like this one, in bf16 and with row-major A: other layouts and f16
+// are taken to be alike. Those for few rows have a correction of their own.
 bool Model::is_corrected(Kernel const& kernel, Extents const& extents) const {
   return c_.CORRECTED != 0 && kernel.op == Op::kGemm && kernel.generation == Generation::kSm90 && kernel.bits_a == 16 &&
-         kernel.mainloop != Mainloop::kFew && extents.batch == 1 && extents.copied == 0;
+         kernel.mainloop != Mainloop::kFew && !kernel.stream_k && !kernel.nosmem && extents.batch == 1 &&
+         extents.copied == 0;
 }
 
 // What the correction of a launch depends on; kernel_correction.inc has the numbers for these in this order.
 KernelCorrection::Inputs Model::kernel_inputs(Kernel const& kernel, Extents const& e, Gpu const& gpu,
                                               Launch const& made) const {
-  double const m = double(e.m), n = double(e.n), k = std::max(1.0, double(e.k));
+  int64_t const depth = std::max<int64_t>(1, e.k);
+  double const m = double(e.m), n = double(e.n), k = double(depth);
   double const height = double(kernel.tile[0]), width = double(made.width == 0 ? kernel.tile[1] : made.width);
   double const rows = double(round_up(ceil_div(e.m, kernel.tile[0]), kernel.cluster[0]));
   double const columns = double(round_up(ceil_div(e.n, int64_t(width)), kernel.cluster[1]));
@@ -202,7 +205,7 @@ KernelCorrection::Inputs Model::kernel_inputs(Kernel const& kernel, Extents cons
   double const at_once = double(blocks_at_once(gpu.multiprocessors, kernel.cluster[0] * kernel.cluster[1]));
   double const waves = rows * columns * slices / at_once, whole = std::ceil(waves);
   bool const single = whole == 1;
-  double const moving = ((m * k + k * n) * 2 + m * n * 2) / gpu.memory_bytes_per_second;
+  double const moving = (m * k + k * n + m * n) * 2 / gpu.memory_bytes_per_second;  // D as if it were 16-bit
   double const multiplying = m * n * k / (double(gpu.multiprocessors) * peak(kernel) * c_.CLOCK_HZ);
   auto const beyond = [](int64_t leading, int64_t bytes) { return double(2 * leading % bytes != 0); };
   std::array<double, std::tuple_size_v<KernelCorrection::Inputs>> const inputs{
@@ -227,7 +230,7 @@ KernelCorrection::Inputs Model::kernel_inputs(Kernel const& kernel, Extents cons
       1 / whole,
       std::min(rows * height / m - 1, 2.0),
       std::min(columns * width / n - 1, 2.0),
-      std::log(double(ceil_div(int64_t(k), kernel.tile[2])) / slices),
+      std::log(double(ceil_div(depth, kernel.tile[2])) / slices),
       beyond(e.lda, int64_t(kLineBytes)),
       beyond(e.lda, kSectorBytes),
       beyond(e.ldb, int64_t(kLineBytes)),
@@ -287,8 +290,8 @@ double Model::least(Kernel const& kernel, Extents const& e, Gpu const& gpu) cons
       double(e.batch) * double(e.m) * double(e.n) * double(e.k) / rate / double(gpu.multiprocessors);
   double most = 1.0;  // multiple of the rate: clocks may be higher than CLOCK_HZ
   for (auto const& [width, efficiency] : c_.TILE_N_EFFICIENCY) most = std::max(most, efficiency);
-  double const launch = c_.LAUNCH_SECONDS - (e.settled != 0 ? c_.SETTLED_SECONDS : 0.0);
-  return std::max(products / most / c_.CLOCK_HZ, streaming(kernel, e, gpu)) + launch;
+  double const started = c_.LAUNCH_SECONDS - (e.settled != 0 ? c_.SETTLED_SECONDS : 0.0);
+  return std::max(products / most / c_.CLOCK_HZ, streaming(kernel, e, gpu)) + started;
 }
 
 // The rate of device memory, relative to that of the GPU for which the constants were fitted.

@@ -113,7 +113,7 @@ struct FewSample {
   FewCorrection::Inputs inputs;
 };
 
-// A launch by the formulas alone, and what its correction depends on.
+// A launch before the correction by kernel_correction.inc, and what that depends on.
 struct KernelSample {
   Launch launch;
   KernelCorrection::Inputs inputs;
@@ -135,14 +135,15 @@ class Model {
                 int64_t slices) const;
   // The same with as many slices as are best; `whole`: K must not be divided.
   Launch best(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes, bool whole) const;
-  // A lower bound of the seconds of `best`: without padding to swizzles and misses of L2.
+  // A lower bound of the seconds of `best`: without padding to swizzles and misses of L2, and with the least correction.
   double bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
   // The numbers of slices of K that a kernel may run with; may be empty for problems that are divided.
   std::vector<int64_t> slices(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
-  // A lower bound of the estimates of all kernels of these types, whatever their tiles and generations.
+  // A lower bound of the estimates of all kernels of these types but those for few rows, whatever their tiles and
+  // generations.
   double least(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
 
-  // Whether estimates of its launches are corrected by what timings taught.
+  // Whether estimates of its launches are corrected by kernel_correction.inc.
   bool is_corrected(Kernel const& kernel, Extents const& extents) const;
   // The launch with `slices` of K before it is corrected, for fitting the correction.
   KernelSample kernel_sample(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,

@@ -85,7 +85,7 @@ def supports(key: KernelKey) -> Status:
         return no(f"{key.mainloop} tiles are {rows} along M and multiples of 8 up to 256 along N")
     if key.layout_d == COLUMN and n % 16:
         return no("tiles of a column-major D are multiples of 16 along N")
-    if is_gated(key.epilogue) and m // (64 * groups) * n % 32:
+    if is_gated(key.epilogue) and n % 32:
         return no("gated epilogues exchange four blocks of eight columns at once: tiles are multiples of 32 along N")
     if k * key.a.bits != 1024:
         return no("the K tile is 128 bytes, the widest swizzle")

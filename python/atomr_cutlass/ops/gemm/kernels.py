@@ -146,7 +146,7 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         return gemm_sm90.widths(candidate.key) or super().widths(candidate)
 
     def least(self, candidate: GemmCandidate) -> float:
-        return estimate.least(candidate.key, candidate.formulation.extents, self.device)
+        return estimate.least(candidate.key, self.extents(candidate.formulation), self.device)
 
 
 class GemmSearch(ProductSearch):

@@ -1,7 +1,7 @@
 """The analytic model: how long a kernel would take for a problem, before anything is launched.
 
-cpp/src/estimate.h describes its parts; estimate_constants.inc has its constants, correction.h what timings taught beside
-them.
+cpp/src/estimate.h describes its parts; estimate_constants.inc has its constants, correction.h what timings taught
+beside them.
 """
 
 from __future__ import annotations

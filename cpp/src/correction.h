@@ -1,7 +1,8 @@
 // What timings taught beyond the model's formulas: logarithms of launches' times over their estimates, by networks of
 // one hidden layer. benchmarks/fit_few.py wrote few_correction.inc from timings of every division of random problems,
 // benchmarks/fit_kernels.py kernel_correction.inc from timings of kernels. Where the constants of the formulas change,
-// run them again, in this order and with the package built in between: the second compares with what the first corrects.
+// run them again, in this order and with the package built in between: the second compares with what the first
+// corrects.
 #pragma once
 
 #include <algorithm>

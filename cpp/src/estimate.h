@@ -135,7 +135,8 @@ class Model {
                 int64_t slices) const;
   // The same with as many slices as are best; `whole`: K must not be divided.
   Launch best(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes, bool whole) const;
-  // A lower bound of the seconds of `best`: without padding to swizzles and misses of L2, and with the least correction.
+  // A lower bound of the seconds of `best`: without padding to swizzles and misses of L2, and with the least
+  // correction.
   double bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
   // The numbers of slices of K that a kernel may run with; may be empty for problems that are divided.
   std::vector<int64_t> slices(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;

@@ -214,7 +214,7 @@ def score(rows: Sequence[Row]) -> Score:
         ranked = _core.Ranking(estimate.model, row.device, row.entries).every(row.extents, whole=False)
         pairs = [(seconds, taken(row.timings[entry], options)) for entry, _, (seconds, *options) in ranked]
         regrets.append(math.log(pairs[0][1] / best))
-        off = [math.log(guess / taken) for guess, taken in pairs if taken < NEAR * best]
+        off = [math.log(guess / time) for guess, time in pairs if time < NEAR * best]
         if off:
             mean = statistics.fmean(off)
             errors += map(abs, off)
@@ -248,12 +248,11 @@ class Model:
 
     def __init__(self, pattern: str = "") -> None:
         constants = estimate.model.constants
-        self.names: tuple[str, ...] = CONSTANTS
+        self.names = CONSTANTS
         self.widths = () if pattern else tuple(constants["TILE_N_EFFICIENCY"])
         if pattern:
             named = fnmatch.filter(constants, pattern)
-            numbers = (name for name in named if isinstance(constants[name], float) and constants[name] != 0)
-            self.names = tuple(name for name in numbers if name != "CORRECTED")
+            self.names = tuple(name for name in named if isinstance(constants[name], float) and constants[name] != 0)
 
     def get(self) -> list[float]:
         """The model's constants."""
@@ -264,7 +263,7 @@ class Model:
 
     def put(self, values: Sequence[float]) -> None:
         """Makes them those of the model, which is then not corrected by what timings taught besides."""
-        estimate.model = _core.TimeModel({**self._by_name(values), "CORRECTED": 0.0})
+        estimate.model = _core.TimeModel(self._by_name(values), corrected=False)
 
     def _by_name(self, values: Sequence[float]) -> dict[str, Any]:
         named: dict[str, Any] = dict(zip(self.names, values, strict=False))

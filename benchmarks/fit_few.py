@@ -10,8 +10,7 @@ how many of them share the few rows, rows of weights in a tile, microseconds, an
 weights. Their names end in the layouts of A and B. Those after `--before` are of kernels that added up divided K
 otherwise: they teach what both have in common.
 
-A network (network.py) corrects the logarithm of a division's estimate. The same files give the same numbers on as many
-threads (OMP_NUM_THREADS). `--leave-out N` says what the choice loses on
+A network (network.py) corrects the logarithm of a division's estimate. `--leave-out N` says what the choice loses on
 problems that the network has not seen, N times a Nth of all. Nothing is launched.
 """
 

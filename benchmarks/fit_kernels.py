@@ -7,9 +7,8 @@
 The files are those of sweep.py (fit_estimate.py says what they hold). A network (network.py) corrects the logarithm of
 the estimate of a launch: of each kernel with the launch options that the formulas choose, and, where it divides K, with
 each number of slices that the model weighs. Kernels for few rows have a correction of their own, which this one leaves
-alone and compares with: run fit_few.py before, and build the package with what it wrote. The same files give the same
-numbers on as many threads. `--leave-out N` says what the choice loses on problems that the network has not seen, N
-times a Nth of all, by their class. Nothing is launched.
+alone and compares with: run fit_few.py before, and build the package with what it wrote. `--leave-out N` says what the
+choice loses on problems that the network has not seen, N times a Nth of all, by their class. Nothing is launched.
 """
 
 from __future__ import annotations
@@ -41,19 +40,19 @@ def samples(rows: Sequence[Row]) -> Samples:
         for (_, kernel, shared_bytes, places), timings in zip(row.entries, row.timings, strict=True):
             timed = {split_k for split_k, *_ in timings}
             for extents in (row.extents[place] for place in places if not row.extents[place][7]):  # nothing is copied
+                is_corrected = estimate.model.is_corrected(kernel, extents)
                 for slices in timed.intersection(estimate.model.slices(kernel, extents, row.device)):
                     launch, values = estimate.model.kernel_sample(kernel, extents, row.device, shared_bytes, slices)
                     options = slices, launch.swizzle, launch.raster, launch.width
-                    is_corrected = estimate.model.is_corrected(kernel, extents)
                     found.append((math.log(launch.seconds), values, math.log(taken(timings, options)), is_corrected))
         least = min(seconds for seconds, *_ in found)
-        for seconds, values, time, is_corrected in found:
+        for seconds, values, time, changes in found:
             if seconds <= least + math.log(FAR):
                 problem.append(number)
                 estimates.append(seconds)
                 inputs.append(values)
                 times.append([time])
-                corrected.append(is_corrected)
+                corrected.append(changes)
     weight = np.ones(len(problem), np.float32)
     return Samples(
         np.array(problem), weight, np.array(estimates, np.float32), np.array(inputs, np.float32),

@@ -46,10 +46,11 @@ struct Network {
 struct FewCorrection {
   // The fewest rows of weights of the timings, and bytes of a row. Of smaller problems nothing is known.
   static constexpr double kLeastRows = 1024, kLeastRowBytes = 2048;
-  using Inputs = Network<21, 32, 2>::Inputs;
 
   int clusters;  // the sizes of the clusters that were timed, powers of 2, added up
   Network<21, 32, 2> network;
+
+  using Inputs = decltype(network)::Inputs;
 };
 
 // Of weights along K (a column-major B), and of row-major ones.
@@ -59,9 +60,10 @@ struct FewCorrection {
 // kMost.
 struct KernelCorrection {
   static constexpr double kLeast = -0.2, kMost = 0.4;
-  using Inputs = Network<35, 24, 1>::Inputs;
 
   Network<35, 24, 1> network;
+
+  using Inputs = decltype(network)::Inputs;
 };
 
 #include "kernel_correction.inc"

@@ -188,7 +188,7 @@ Launch Model::by_formula(Kernel const& kernel, Extents const& extents, Gpu const
 // Whether kernels like it were timed with problems like this one, in bf16 and with row-major A: other layouts and f16
 // are taken to be alike. Those for few rows have a correction of their own.
 bool Model::is_corrected(Kernel const& kernel, Extents const& extents) const {
-  return c_.CORRECTED != 0 && kernel.op == Op::kGemm && kernel.generation == Generation::kSm90 && kernel.bits_a == 16 &&
+  return corrected_ && kernel.op == Op::kGemm && kernel.generation == Generation::kSm90 && kernel.bits_a == 16 &&
          kernel.mainloop != Mainloop::kFew && !kernel.stream_k && !kernel.nosmem && extents.batch == 1 &&
          extents.copied == 0;
 }
@@ -198,9 +198,10 @@ KernelCorrection::Inputs Model::kernel_inputs(Kernel const& kernel, Extents cons
                                               Launch const& made) const {
   int64_t const depth = std::max<int64_t>(1, e.k);
   double const m = double(e.m), n = double(e.n), k = double(depth);
-  double const height = double(kernel.tile[0]), width = double(made.width == 0 ? kernel.tile[1] : made.width);
+  int64_t const wide = made.width == 0 ? kernel.tile[1] : made.width;
+  double const height = double(kernel.tile[0]), width = double(wide);
   double const rows = double(round_up(ceil_div(e.m, kernel.tile[0]), kernel.cluster[0]));
-  double const columns = double(round_up(ceil_div(e.n, int64_t(width)), kernel.cluster[1]));
+  double const columns = double(round_up(ceil_div(e.n, wide), kernel.cluster[1]));
   double const slices = double(made.split_k);
   double const at_once = double(blocks_at_once(gpu.multiprocessors, kernel.cluster[0] * kernel.cluster[1]));
   double const waves = rows * columns * slices / at_once, whole = std::ceil(waves);
@@ -645,7 +646,7 @@ Launch Model::few(Kernel const& kernel, Extents const& e, Gpu const& gpu) const 
   bool const along_m = turned(kernel, e.m, e.n);
   bool const bound = (e.settled & (along_m ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED)) != 0;
   FewCorrection const& correction = kernel.b_along_k ? kFewAlongK : kFewRows;
-  bool const timed = c_.CORRECTED != 0 && double(e.batch) * double(along_m ? e.m : e.n) >= FewCorrection::kLeastRows &&
+  bool const timed = corrected_ && double(e.batch) * double(along_m ? e.m : e.n) >= FewCorrection::kLeastRows &&
                      double(e.k) * double(kernel.bits_a) / 8 >= FewCorrection::kLeastRowBytes &&
                      (correction.clusters & kernel.cluster[2]) != 0 && e.copied == 0;
   std::vector<FewDivision> const divisions = few_divisions(kernel, e, gpu);

@@ -127,7 +127,8 @@ double l2_misses(TileList const& tiles, std::pair<double, double> widths, double
 
 class Model {
  public:
-  explicit Model(Constants constants) : c_(std::move(constants)) {}
+  // Not `corrected`: estimates are those of the formulas alone, as they are while constants are fitted.
+  explicit Model(Constants constants, bool corrected = true) : c_(std::move(constants)), corrected_(corrected) {}
   Constants const& constants() const { return c_; }
 
   // The launch options that are best for a kernel and a problem, with `slices` of K.
@@ -206,6 +207,7 @@ class Model {
   double streaming(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
 
   Constants c_;
+  bool corrected_;
 };
 
 // Whether D is short enough for a kernel for few rows: in its rows or, with a column-major B, its columns.

@@ -395,7 +395,7 @@ def test_rows_that_do_not_begin_on_a_cache_line_are_read_twice() -> None:
 _extent = st.sampled_from([1, 7, 64, 100, 512, 1000, 4096, 20000])
 
 
-FORMULAS = _core.TimeModel({"CORRECTED": 0.0})
+FORMULAS = _core.TimeModel(corrected=False)
 
 
 @given(st.sampled_from(PRODUCTS), st.tuples(_extent, _extent, _extent, st.sampled_from([1, 3, 64])), st.data())

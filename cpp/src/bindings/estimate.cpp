@@ -127,8 +127,10 @@ void bind_model(py::module_& module) {
       .def_readonly("width", &Launch::width);
   py::class_<Model, std::shared_ptr<Model>>(module, "TimeModel",
                                             "The analytic model; constants may be changed by name.")
-      .def(py::init([](py::dict const& values) { return std::make_shared<Model>(changed(values)); }),
-           py::arg("constants") = py::dict())
+      .def(py::init([](py::dict const& values, bool corrected) {
+             return std::make_shared<Model>(changed(values), corrected);
+           }),
+           py::arg("constants") = py::dict(), py::kw_only(), py::arg("corrected") = true)
       .def_property_readonly("constants", [](Model const& model) { return to_dict(model.constants()); })
       .def(
           "launch",

@@ -160,7 +160,7 @@ def _rows(recorded: dict[str, Any], keys: dict[str, KernelKey]) -> list[Row]:
         for name, of_kernel in timings.items():
             key = keys.get(name.removesuffix(DIVIDED))
             places = [place for place, put in enumerate(group) if key and search.supports(key, put)]
-            if "dtype" in recorded:  # one kernel does both, and its name says which
+            if key and key.d is product.d.dtype:  # one kernel may do both, and its name says which
                 places = [place for place in places if group[place].divided == name.endswith(DIVIDED)]
             if key and places:
                 found.append(((0, estimate.kernel_of(key), shared_memory(key), places), of_kernel))

@@ -89,11 +89,11 @@ class Pool:
         self._results = torch.empty(elements, dtype=result or dtype, device="cuda")
 
     @staticmethod
-    def elements(shapes: Sequence[Shape], l2_bytes: int) -> int:
+    def elements(shapes: Sequence[Shape], l2_bytes: int, element_bytes: int = 2) -> int:
         """As many as three sets of the largest problem have, and four times L2."""
         sizes = ([size + ALIGNMENT for size in _sizes(shape)] for shape in shapes)
         most = max(max(first + second, result) for first, second, result in sizes)
-        return max(SETS_AT_LEAST * most, L2_TIMES * l2_bytes // 2 + (1 << 20))
+        return max(SETS_AT_LEAST * most, L2_TIMES * l2_bytes // element_bytes + (1 << 20))
 
     def sets(self, shape: Shape, layouts: str, l2_bytes: int) -> list[Operands]:
         """Sets of operands, one behind the other in memory."""

@@ -269,6 +269,7 @@ _FITTED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str, str]
         ((128, 192), (2, 1), "pingpong", COLUMN),
         ((128, 192), (2, 4), "pingpong", COLUMN),
         ((128, 256), (2, 1), "cooperative", COLUMN),
+        ((128, 256), (1, 2), "cooperative", COLUMN),
         ((128, 256), (4, 2), "cooperative", COLUMN),
         ((192, 192), (2, 1), "cooperative", COLUMN),
         ((256, 192), (1, 2), "cooperative", COLUMN),
@@ -283,7 +284,6 @@ _FITTED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str, str]
         ((128, 256), (2, 1), "cooperative", COLUMN),
         ((128, 256), (1, 2), "cooperative", COLUMN),
         ((128, 256), (4, 2), "cooperative", COLUMN),
-        ((192, 128), (4, 2), "pingpong", COLUMN),
         ((192, 192), (1, 2), "cooperative", COLUMN),
         ((256, 192), (1, 2), "cooperative", COLUMN),
     ),
@@ -296,7 +296,6 @@ _FITTED_BF16_TILES = (
     ((128, 256), (1, 2)),
     ((128, 256), (2, 4)),
     ((128, 256), (4, 2)),
-    ((192, 128), (4, 2)),
     ((256, 192), (1, 2)),
 )
 """Those that f16 has on demand only: they gain least over the others."""

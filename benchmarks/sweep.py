@@ -7,9 +7,10 @@
 
 Of bf16, or of e4m3 with scales of tensors, in fast and in full accumulation. Kernels that are not built are compiled
 first, side by side, or left out (`--built`); timings begin when the last is there. Each is launched as the model would
-launch it and with its other slices of K; those near the fastest with other widths, swizzles and raster orders too. Operands are not in L2. A timing of those near the fastest, and of PyTorch, is the median of
-`--rounds` bursts of overlapping launches as long as those of gemm_random.py; of the others that of one shorter burst,
-times the ratio of both for the former: in bursts of 0.3 ms PyTorch's products take 5% longer, ours 2%.
+launch it and with its other slices of K; those near the fastest with other widths, swizzles and raster orders too.
+Operands are not in L2. A timing of those near the fastest, and of PyTorch, is the median of `--rounds` bursts of
+overlapping launches as long as those of gemm_random.py; of the others that of one shorter burst, times the ratio of
+both for the former: in bursts of 0.3 ms PyTorch's products take 5% longer, ours 2%.
 """
 
 from __future__ import annotations
@@ -214,8 +215,8 @@ def main() -> int:
     kernels: list[Kernel] = [
         (0, key, built.get(key), built[key].shared_bytes if key in built else shared_memory(key)) for key in keys
     ]
-    adding = [select.best_key(sums(F32, BF16, device))]
-    compile_ahead((key for key in (*keys, *adding) if key not in built), device, arguments.jobs)
+    adding = select.best_key(sums(F32, BF16, device))
+    compile_ahead((key for key in (*keys, adding) if key not in built), device, arguments.jobs)
     drawn: list[list[Shape]] = []
     for text in arguments.classes.split(","):
         name, _, count = text.partition("=")

@@ -112,6 +112,8 @@ class Row:
 
     group: str
     seed: int
+    shape: tuple[int, ...]
+    dtype: str
     device: Device
     extents: list[estimate.Extents]
     entries: list[tuple[int, _core.ModelKernel, int, list[int]]]
@@ -153,7 +155,8 @@ def _rows(recorded: dict[str, Any], keys: dict[str, KernelKey]) -> list[Row]:
             of_kernel = timings.setdefault(recorded["kernels"][index], {})
             of_kernel[launch] = min(of_kernel.get(launch, math.inf), microseconds * 1e-6)
         m, n, k = row["shape"]
-        product = problem(m, n, k, row["layouts"], recorded.get("dtype", "bf16"), row.get("math", "default"))
+        dtype = recorded.get("dtype", "bf16")
+        product = problem(m, n, k, row["layouts"], dtype, row.get("math", "default"))
         search = GemmSearch(product, device)
         group = search.formulations[-1]
         found = []
@@ -166,7 +169,8 @@ def _rows(recorded: dict[str, Any], keys: dict[str, KernelKey]) -> list[Row]:
                 found.append(((0, estimate.kernel_of(key), shared_memory(key), places), of_kernel))
         if found:
             entries, times = map(list, zip(*found, strict=True))
-            rows.append(Row(row["group"], row["seed"], device, [put.extents for put in group], entries, times))
+            extents = [put.extents for put in group]
+            rows.append(Row(row["group"], row["seed"], (m, n, k), dtype, device, extents, entries, times))
     return rows
 
 

@@ -88,6 +88,7 @@ def read(paths: Sequence[Path], before: Sequence[Path], layouts: str) -> Samples
     return Samples(
         np.array(problem), np.array(weight, np.float32), np.array(estimates, np.float32),
         np.array(inputs, np.float32), np.array(times, np.float32), np.ones(len(problem), np.float32),
+        np.array(problem),
     )  # fmt: skip
 
 

@@ -1,14 +1,16 @@
-"""Fits the correction of the model's estimates for 16-bit kernels (kernel_correction.inc) to sweeps over all kernels.
+"""Fits the correction of the model's estimates for kernels (kernel_correction.inc) to sweeps over all kernels.
 
     cd benchmarks/results
-    OMP_NUM_THREADS=1 python ../fit_kernels.py *-27-h100-sweep-seed2*.json --out ../../cpp/src/kernel_correction.inc
-    OMP_NUM_THREADS=1 python ../fit_kernels.py *-27-h100-sweep-seed2*.json --leave-out 6
+    sweeps=$(ls *-27-h100-*sweep-seed2*.json *-26-h100-fp8-sweep-seed{182,s156}*.json)
+    OMP_NUM_THREADS=1 python ../fit_kernels.py $sweeps --out ../../cpp/src/kernel_correction.inc
+    OMP_NUM_THREADS=1 python ../fit_kernels.py $sweeps --leave-out 6
 
-The files are those of sweep.py (fit_estimate.py says what they hold). A network (network.py) corrects the logarithm of
-the estimate of a launch: of each kernel with the launch options that the formulas choose, and, where it divides K, with
-each number of slices that the model weighs. Kernels for few rows have a correction of their own, which this one leaves
-alone and compares with: run fit_few.py before, and build the package with what it wrote. `--leave-out N` says what the
-choice loses on problems that the network has not seen, N times a Nth of all, by their class. Nothing is launched.
+The files are those of sweep.py (fit_estimate.py says what they hold). A network (network.py) for 16-bit elements and
+one for fp8 correct the logarithm of the estimate of a launch: of each kernel with the launch options that the formulas
+choose, and, where it divides K, with each number of slices that the model weighs. 16-bit kernels for few rows have a
+correction of their own, which this one leaves alone and compares with: run fit_few.py before, and build the package
+with what it wrote. `--leave-out N` says what the choice loses on shapes that the network has not seen, N times a Nth of
+all, by their class. Nothing is launched.
 """
 
 from __future__ import annotations
@@ -29,12 +31,19 @@ from atomr_cutlass.pipeline import estimate
 
 FAR = 1.45
 """Times the least of a problem: launches that are estimated slower are left out."""
-TRAINING = Training(hidden=24, decay=1e-3, drawn_share=0.2, together=0.95)
+TRAINING = {
+    "bf16": Training(hidden=24, decay=1e-3, drawn_share=0.2, together=0.95),
+    "e4m3": Training(hidden=24, decay=3e-3, drawn_share=0.2, together=0.95),
+}
+"""Of the networks, by the elements that sweeps multiply."""
+INPUTS = {"bf16": 35, "e4m3": 38}
+"""Those of the networks."""
 
 
 def samples(rows: Sequence[Row]) -> Samples:
     """The launches of each problem that the model weighs, as far as they were timed."""
-    problem, estimates, inputs, times, corrected = [], [], [], [], []
+    problem, estimates, inputs, times, corrected, shape = [], [], [], [], [], []
+    shapes: dict[tuple[int, ...], int] = {}
     for number, row in enumerate(rows):
         found = []
         for (_, kernel, shared_bytes, places), timings in zip(row.entries, row.timings, strict=True):
@@ -44,6 +53,7 @@ def samples(rows: Sequence[Row]) -> Samples:
                 for slices in timed.intersection(estimate.model.slices(kernel, extents, row.device)):
                     launch, values = estimate.model.kernel_sample(kernel, extents, row.device, shared_bytes, slices)
                     options = slices, launch.swizzle, launch.raster, launch.width
+                    values = values[: INPUTS[row.dtype]]
                     found.append((math.log(launch.seconds), values, math.log(taken(timings, options)), is_corrected))
         least = min(seconds for seconds, *_ in found)
         for seconds, values, time, changes in found:
@@ -53,10 +63,11 @@ def samples(rows: Sequence[Row]) -> Samples:
                 inputs.append(values)
                 times.append([time])
                 corrected.append(changes)
+                shape.append(shapes.setdefault(row.shape, len(shapes)))
     weight = np.ones(len(problem), np.float32)
     return Samples(
         np.array(problem), weight, np.array(estimates, np.float32), np.array(inputs, np.float32),
-        np.array(times, np.float32), np.array(corrected, np.float32),
+        np.array(times, np.float32), np.array(corrected, np.float32), np.array(shape),
     )  # fmt: skip
 
 
@@ -68,11 +79,11 @@ def print_losses(rows: Sequence[Row], made: Samples, corrected: Floats, title: s
         print(f"{title}, {told([every[chosen]], [group or 'all'])}", flush=True)
 
 
-def text(network: Network, made: Samples) -> str:
+def text(network: Network, made: Samples, how: Training) -> str:
     """The network as C++."""
     known = made.inputs[made.corrected > 0]
-    parts = ",\n     ".join(network.text(known, TRAINING.level))
-    return f"inline constexpr KernelCorrection kKernels = {{\n    {{{parts}}}}};\n"
+    parts = ",\n     ".join(network.text(known, how.level))
+    return f"    {{{parts}}}"
 
 
 def main() -> int:
@@ -84,18 +95,24 @@ def main() -> int:
     arguments = parser.parse_args()
     keys = {key.name: key for key in expand("full", [SmArch.SM90A])}
     rows = [row for path in arguments.sweeps for row in read(path, keys)]
-    made = samples(rows)
-    print_losses(rows, made, np.zeros_like(made.times), "the formulas")
-    if arguments.leave_out:
-        print_losses(rows, made, unseen(made, TRAINING, arguments.leave_out), "left out")
-        return 0
-    network = trained(made, TRAINING)
-    of_all = corrections(network, made)
-    print_losses(rows, made, of_all, "fitted")
-    print(f"corrections {np.quantile(of_all, [0, 0.01, 0.5, 0.99, 1])}")
-    if arguments.out:
+    networks = []
+    for dtype, how in TRAINING.items():
+        of = [row for row in rows if row.dtype == dtype]
+        made = samples(of)
+        print_losses(of, made, np.zeros_like(made.times), f"{dtype}, the formulas")
+        if arguments.leave_out:
+            print_losses(of, made, unseen(made, how, arguments.leave_out), f"{dtype}, left out")
+            continue
+        network = trained(made, how)
+        of_all = corrections(network, made)
+        print_losses(of, made, of_all, f"{dtype}, fitted")
+        print(f"{dtype}, corrections {np.quantile(of_all, [0, 0.01, 0.5, 0.99, 1])}")
+        networks.append(text(network, made, how))
+    if arguments.out and not arguments.leave_out:
         head = "// Written by benchmarks/fit_kernels.py; correction.h says what it is.\n// clang-format off\n"
-        arguments.out.write_text(f"{head}{text(network, made)}// clang-format on\n", encoding="utf-8")
+        body = ",\n".join(networks)
+        line = f"inline constexpr KernelCorrection kKernels = {{\n{body}}};\n"
+        arguments.out.write_text(f"{head}{line}// clang-format on\n", encoding="utf-8")
     return 0
 
 

@@ -54,6 +54,7 @@ class Samples:
         inputs: of the network, a row for each launch.
         times: logarithms of seconds, a column for each output; nan where there is none.
         corrected: 1, or 0 for launches whose estimates stay as they are.
+        shape: of each launch's problem, from 0: problems of the same shape are left out together.
     """
 
     problem: NDArray[np.int64]
@@ -62,6 +63,7 @@ class Samples:
     inputs: Floats
     times: Floats
     corrected: Floats
+    shape: NDArray[np.int64]
 
     def of(self, problems: NDArray[np.int64]) -> Samples:
         """Those of some problems."""
@@ -69,13 +71,13 @@ class Samples:
         _, problem = np.unique(self.problem[chosen], return_inverse=True)
         return Samples(
             problem, self.weight[chosen], self.estimates[chosen], self.inputs[chosen], self.times[chosen],
-            self.corrected[chosen],
+            self.corrected[chosen], self.shape[chosen],
         )  # fmt: skip
 
     def parts(self, count: int) -> list[NDArray[np.int64]]:
         """The problems in so many parts, drawn at random, always the same."""
-        order = np.random.default_rng(0).permutation(int(self.problem[-1]) + 1)
-        return [order[part::count] for part in range(count)]
+        order = np.random.default_rng(0).permutation(int(self.shape.max()) + 1)
+        return [np.unique(self.problem[np.isin(self.shape, order[part::count])]) for part in range(count)]
 
 
 @dataclass

@@ -15,7 +15,6 @@ template <size_t kInputs_, size_t kHidden, size_t kOutputs>
 struct Network {
   static constexpr size_t kInputs = kInputs_, kAtOnce = 8;
   static_assert(kHidden % kAtOnce == 0);
-  using Inputs = std::array<float, kInputs>;
 
   // The inputs of the timings lay between these, and others are moved there.
   float least[kInputs], most[kInputs];
@@ -24,8 +23,11 @@ struct Network {
   float hidden[kInputs + 1][kHidden];
   float outputs[kOutputs][kHidden + 1];
 
-  float operator()(Inputs const& inputs, size_t output) const {
-    Inputs known;
+  // Of the first of some inputs.
+  template <size_t kGiven>
+  float operator()(std::array<float, kGiven> const& inputs, size_t output) const {
+    static_assert(kGiven >= kInputs);
+    std::array<float, kInputs> known;
     for (size_t j = 0; j < kInputs; ++j) known[j] = std::clamp(inputs[j], least[j], most[j]);
     float const* const weights = outputs[output];
     float sum = weights[kHidden];
@@ -50,20 +52,23 @@ struct FewCorrection {
   int clusters;  // the sizes of the clusters that were timed, powers of 2, added up
   Network<21, 32, 2> network;
 
-  using Inputs = decltype(network)::Inputs;
+  using Inputs = std::array<float, decltype(network)::kInputs>;
 };
 
 // Of weights along K (a column-major B), and of row-major ones.
 #include "few_correction.inc"
 
-// Of all other kernels of the sm90 generation that multiply 16-bit elements. Corrections are kept between kLeast and
-// kMost.
+// Of all other kernels of the sm90 generation that multiply 16-bit elements, and of all that multiply fp8, those for few
+// rows included: there what their own correction leaves, which was trained with bf16. Corrections are kept between
+// kLeast and kMost.
 struct KernelCorrection {
   static constexpr double kLeast = -0.2, kMost = 0.4;
+  // The last ones, which tell the kernels of fp8 apart, are no inputs of the network for 16-bit elements.
+  static constexpr size_t kInputs = 38, kInputsOfHalf = 35;
+  using Inputs = std::array<float, kInputs>;
 
-  Network<35, 24, 1> network;
-
-  using Inputs = decltype(network)::Inputs;
+  Network<kInputsOfHalf, 24, 1> half;
+  Network<kInputs, 24, 1> fp8;
 };
 
 #include "kernel_correction.inc"

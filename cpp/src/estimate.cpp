@@ -168,7 +168,8 @@ Launch Model::launch(Kernel const& kernel, Extents const& extents, Gpu const& gp
   }
   Launch made = by_formula(kernel, extents, gpu, shared_bytes, slices);
   if (made.seconds > 0 && is_corrected(kernel, extents)) {  // extents that no memory holds may have no estimate
-    double const correction = kKernels.network(kernel_inputs(kernel, extents, gpu, made), 0);
+    KernelCorrection::Inputs const inputs = kernel_inputs(kernel, extents, gpu, made);
+    double const correction = kernel.fp8 ? kKernels.fp8(inputs, 0) : kKernels.half(inputs, 0);
     made.seconds *= std::exp(std::clamp(correction, KernelCorrection::kLeast, KernelCorrection::kMost));
     made.seconds = std::max(made.seconds, least(kernel, extents, gpu));
   }
@@ -185,12 +186,12 @@ Launch Model::by_formula(Kernel const& kernel, Extents const& extents, Gpu const
                          : product(kernel, extents, gpu, shared_bytes, slices);
 }
 
-// Whether kernels like it were timed with problems like this one, in bf16 and with row-major A: other layouts and f16
-// are taken to be alike. Those for few rows have a correction of their own.
+// Whether kernels like it were timed with problems like this one, in bf16 and with row-major A, or in e4m3 with scales
+// of tensors: other layouts, types and scales but those of blocks are taken to be alike.
 bool Model::is_corrected(Kernel const& kernel, Extents const& extents) const {
-  return corrected_ && kernel.op == Op::kGemm && kernel.generation == Generation::kSm90 && kernel.bits_a == 16 &&
-         kernel.mainloop != Mainloop::kFew && !kernel.stream_k && !kernel.nosmem && extents.batch == 1 &&
-         extents.copied == 0;
+  bool const half = kernel.bits_a == 16 && kernel.mainloop != Mainloop::kFew;
+  return corrected_ && kernel.op == Op::kGemm && kernel.generation == Generation::kSm90 && (half || kernel.fp8) &&
+         !kernel.block_scaled && !kernel.stream_k && !kernel.nosmem && extents.batch == 1 && extents.copied == 0;
 }
 
 // What the correction of a launch depends on; kernel_correction.inc has the numbers for these in this order.
@@ -206,10 +207,12 @@ KernelCorrection::Inputs Model::kernel_inputs(Kernel const& kernel, Extents cons
   double const at_once = double(blocks_at_once(gpu.multiprocessors, kernel.cluster[0] * kernel.cluster[1]));
   double const waves = rows * columns * slices / at_once, whole = std::ceil(waves);
   bool const single = whole == 1;
-  double const moving = (m * k + k * n + m * n) * 2 / gpu.memory_bytes_per_second;  // D as if it were 16-bit
+  double const moving = ((m * k + k * n) * double(kernel.bits_a) / 8 + m * n * 2) / gpu.memory_bytes_per_second;
   double const multiplying = m * n * k / (double(gpu.multiprocessors) * peak(kernel) * c_.CLOCK_HZ);
-  auto const beyond = [](int64_t leading, int64_t bytes) { return double(2 * leading % bytes != 0); };
-  std::array<double, std::tuple_size_v<KernelCorrection::Inputs>> const inputs{
+  auto const beyond = [&](int64_t leading, int64_t bytes) {
+    return double(leading * kernel.bits_a / 8 % bytes != 0);
+  };
+  std::array<double, KernelCorrection::kInputs> const inputs{
       std::log(made.seconds / moving),
       std::log(made.seconds / multiplying),
       std::log(made.seconds * 1e6),
@@ -245,6 +248,9 @@ KernelCorrection::Inputs Model::kernel_inputs(Kernel const& kernel, Extents cons
       double(kernel.b_along_k),
       double(kernel.d_columns),
       double(kernel.bits_d == 32),
+      double(kernel.mainloop == Mainloop::kFew),
+      std::log2(double(kernel.cluster[2])),
+      double(kernel.math == Math::kFast),
   };
   return as_floats(inputs);
 }

@@ -24,6 +24,7 @@ from atomr_cutlass.generator.families import gemm_sm90
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import ARCHS, expand, supports
 from atomr_cutlass.generator.render import render
+from atomr_cutlass.generator.rules import FP8_TYPES
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch
 from atomr_cutlass.ops.gemm.problem import GemmProblem, formulations
@@ -425,9 +426,7 @@ def test_estimates_by_formulas_are_positive_and_grow_with_the_problem(
 
 @given(st.sampled_from(PRODUCTS), st.tuples(_extent, _extent, st.just(0) | _extent, st.sampled_from([1, 3])))
 @settings(max_examples=300, deadline=None)
-def test_estimates_of_16_bit_kernels_are_corrected_within_limits(
-    key: KernelKey, extents: tuple[int, int, int, int]
-) -> None:
+def test_estimates_of_kernels_are_corrected_within_limits(key: KernelKey, extents: tuple[int, int, int, int]) -> None:
     if key.mainloop == "few":
         return  # its divisions are corrected, and among these one is chosen
     m, n, k, batch = extents
@@ -438,8 +437,9 @@ def test_estimates_of_16_bit_kernels_are_corrected_within_limits(
     corrected = estimate.launch(key, of_problem, H200, shared)
     assert estimate.model.bound(kernel, of_problem, H200) <= corrected.seconds
     is_corrected = estimate.model.is_corrected(kernel, of_problem)
-    timed = (key.op, key.generation, key.a.bits, batch) == ("gemm", "sm90", 16, 1)
-    assert is_corrected == (timed and key.scheduler != "streamk" and key.epilogue_schedule != "nosmem")
+    timed = (key.op, key.generation, batch) == ("gemm", "sm90", 1) and (key.a.bits == 16 or key.a in FP8_TYPES)
+    other = key.scheduler == "streamk" or key.epilogue_schedule == "nosmem" or key.scale_type
+    assert is_corrected == (timed and not other)
     assert (corrected.swizzle, corrected.width) == (by_formulas.swizzle, by_formulas.width)
     if not is_corrected:
         assert corrected.seconds == by_formulas.seconds
@@ -449,6 +449,24 @@ def test_estimates_of_16_bit_kernels_are_corrected_within_limits(
     assert 0.81 < corrected.seconds / by_formulas.seconds < 1.5 or corrected.seconds == least
     made, _ = estimate.model.kernel_sample(kernel, of_problem, H200, shared, 1)
     assert made.seconds == by_formulas.seconds
+
+
+@pytest.mark.parametrize("key", [key for key in PRODUCTS if key.mainloop == "few" and key.a in FP8_TYPES], ids=str)
+@given(extents=st.tuples(_extent, _extent, _extent))
+@settings(max_examples=50, deadline=None)
+def test_estimates_of_fp8_for_few_rows_are_corrected_too(key: KernelKey, extents: tuple[int, int, int]) -> None:
+    m, n, k = extents
+    base = formulations(GemmRequest(GemmShape(8, 8, 8), dtype=D.F16).problem(0))[0]
+    of_problem = base._replace(m=m, n=n, k=k).extents
+    kernel, shared = estimate.kernel_of(key), fake_table.row(key).shared_bytes
+    corrected = estimate.launch(key, of_problem, H200, shared)
+    made, _ = estimate.model.kernel_sample(kernel, of_problem, H200, shared, 1)
+    assert (corrected.swizzle, corrected.width) == (made.swizzle, made.width)
+    if key.scale_type:  # of blocks
+        assert corrected.seconds == made.seconds
+    else:
+        least = estimate.least(key, of_problem, H200)
+        assert 0.81 < corrected.seconds / made.seconds < 1.5 or corrected.seconds == least
 
 
 @pytest.mark.usefixtures("full_table")

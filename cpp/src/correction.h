@@ -58,13 +58,13 @@ struct FewCorrection {
 // Of weights along K (a column-major B), and of row-major ones.
 #include "few_correction.inc"
 
-// Of all other kernels of the sm90 generation that multiply 16-bit elements, and of all that multiply fp8, those for few
-// rows included: there what their own correction leaves, which was trained with bf16. Corrections are kept between
+// Of all other kernels of the sm90 generation that multiply 16-bit elements, and of all that multiply fp8, those for
+// few rows included: there what their own correction leaves, which was trained with bf16. Corrections are kept between
 // kLeast and kMost.
 struct KernelCorrection {
   static constexpr double kLeast = -0.2, kMost = 0.4;
   // The last ones, which tell the kernels of fp8 apart, are no inputs of the network for 16-bit elements.
-  static constexpr size_t kInputs = 38, kInputsOfHalf = 35;
+  static constexpr size_t kInputs = 37, kInputsOfHalf = 34;
   using Inputs = std::array<float, kInputs>;
 
   Network<kInputsOfHalf, 24, 1> half;

@@ -187,9 +187,10 @@ Launch Model::by_formula(Kernel const& kernel, Extents const& extents, Gpu const
 }
 
 // Whether kernels like it were timed with problems like this one, in bf16 and with row-major A, or in e4m3 with scales
-// of tensors: other layouts, types and scales but those of blocks are taken to be alike.
+// of tensors: other layouts, types and scales but those of blocks are taken to be alike. Kernels that share out K are
+// hardly ever the fastest, and so hardly in the fit.
 bool Model::is_corrected(Kernel const& kernel, Extents const& extents) const {
-  bool const half = kernel.bits_a == 16 && kernel.mainloop != Mainloop::kFew;
+  bool const half = kernel.bits_a == 16 && kernel.mainloop != Mainloop::kFew && kernel.mainloop != Mainloop::kSplit;
   return corrected_ && kernel.op == Op::kGemm && kernel.generation == Generation::kSm90 && (half || kernel.fp8) &&
          !kernel.block_scaled && !kernel.stream_k && !kernel.nosmem && extents.batch == 1 && extents.copied == 0;
 }
@@ -209,9 +210,7 @@ KernelCorrection::Inputs Model::kernel_inputs(Kernel const& kernel, Extents cons
   bool const single = whole == 1;
   double const moving = ((m * k + k * n) * double(kernel.bits_a) / 8 + m * n * 2) / gpu.memory_bytes_per_second;
   double const multiplying = m * n * k / (double(gpu.multiprocessors) * peak(kernel) * c_.CLOCK_HZ);
-  auto const beyond = [&](int64_t leading, int64_t bytes) {
-    return double(leading * kernel.bits_a / 8 % bytes != 0);
-  };
+  auto const beyond = [&](int64_t leading, int64_t bytes) { return double(leading * kernel.bits_a / 8 % bytes != 0); };
   std::array<double, KernelCorrection::kInputs> const inputs{
       std::log(made.seconds / moving),
       std::log(made.seconds / multiplying),
@@ -221,7 +220,6 @@ KernelCorrection::Inputs Model::kernel_inputs(Kernel const& kernel, Extents cons
       std::log2(double(kernel.cluster[0])),
       std::log2(double(kernel.cluster[1])),
       double(kernel.mainloop == Mainloop::kPingpong),
-      double(kernel.mainloop == Mainloop::kSplit),
       double(kernel.tile[0] == 192),
       double(e.divided),
       std::log2(slices),
@@ -808,7 +806,11 @@ double Model::split(Kernel const& kernel, Extents const& e, Gpu const& gpu) cons
                                 kernel.a_along_k, kernel.b_along_k});
   double const busy = c_.SPLIT_STEP * made.steps * made.step_clocks / c_.CLOCK_HZ;
   double const loaded = floor(kernel, e, c_.SPLIT_DRAM_BYTES_PER_SECOND * memory(gpu)), softness = c_.SPLIT_SOFTNESS;
-  double const mainloop = std::pow(std::pow(busy, softness) + std::pow(loaded, softness), 1 / softness);
+  double const lines_a = double(made.height) / double(made.pair_n) * lines(e.lda, kernel.bits_a);
+  double const lines_b = double(made.width) / double(made.pair_m) * lines(e.ldb, kernel.bits_b);
+  double const touched = made.steps * (lines_a + lines_b) * kLineBytes / c_.SPLIT_L2_BYTES_PER_CLOCK / c_.CLOCK_HZ;
+  double const mainloop =
+      std::pow(std::pow(busy, softness) + std::pow(loaded, softness) + std::pow(touched, softness), 1 / softness);
   double const stored = double((made.tiles + made.segments) * kSplitRows * made.wide) * c_.SPLIT_ELEMENT_SECONDS;
   double const added = double(made.segments) * c_.SPLIT_PART_SECONDS +
                        made.part_bytes * (double(made.segments) + made.peers()) / c_.SPLIT_BYTES_PER_SECOND;

@@ -164,7 +164,7 @@ _PRESETS: tuple[tuple[int, str, str, tuple[D, ...], tuple[str, ...]], ...] = (
     (FULL, "grouped_gemm", "common", (*HALF_TYPES, D.F8E4M3), COMMON_LAYOUTS),
     *((FULL, "grouped_gemm", name, (*HALF_TYPES, D.F8E4M3), COMMON_LAYOUTS) for name in _BIASED[1:]),
     (FULL, "grouped_gemm", "row_scale", HALF_TYPES, COMMON_LAYOUTS),
-    (FULL, "grouped_gemm", "narrow", HALF_TYPES, COMMON_LAYOUTS),
+    (FULL, "grouped_gemm", "narrow", (D.BF16,), COMMON_LAYOUTS),
     (FULL, "conv2d_fprop", "common", (*HALF_TYPES, D.F8E4M3), ("rc",)),
     *((FULL, "conv2d_fprop", name, (*HALF_TYPES, D.F8E4M3), ("rc",)) for name in _BIASED[1:]),
     *((FULL, "conv2d_fprop", name, (*HALF_TYPES, D.F8E4M3), ("rc",)) for name in ("row_scale", "row_column_scale")),

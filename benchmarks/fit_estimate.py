@@ -9,11 +9,11 @@
 
 A sweep (of sweep.py) has `kernels`, names, and a row for each problem: `seed`, `shape`, `layouts`, and `cells`, lists
 of a kernel's place among the names, slices of K, swizzle, raster order, width and microseconds; those of before there
-was `columns` have neither slices nor width. Operands are bf16 unless it has a `dtype`. With one, kernels whose names
-end in " divided" were timed with slices of K side by side, those of the same names without it with slices in turns, and
-rows of e4m3 say by `math` whether accumulation is fast. Files of divisions have `runs` instead, of kernels for few
-rows: a GPU and rows with `times`, lists of thread blocks in a cluster, how many share the few rows, rows of a tile, and
-microseconds.
+was `columns` have neither slices nor width. Operands are bf16 unless it has a `dtype`. Of f32 and f64, kernels whose
+names end in " divided" were timed with slices of K side by side, those of the same names without it with slices in
+turns; rows of e4m3 say by `math` whether accumulation is fast. Files of divisions have `runs` instead, of kernels for
+few rows: a GPU and rows with `times`, lists of thread blocks in a cluster, how many share the few rows, rows of a tile,
+and microseconds.
 The objective is how much longer the kernel that the model chooses takes, with the options that it chooses, than the
 best of its row, some of how far its estimates are off, from one another in a row and all in all, and some of how far
 the constants move from what they are. Kernels that are not in `full` are passed over. Leaving out one seed after the

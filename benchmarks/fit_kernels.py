@@ -25,6 +25,7 @@ import numpy as np
 from fit_estimate import Row, read, taken
 from network import Floats, Network, Samples, Training, corrections, losses, told, trained, unseen
 
+from atomr_cutlass import _core
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.pipeline import estimate
@@ -36,8 +37,8 @@ TRAINING = {
     "e4m3": Training(hidden=24, decay=3e-3, drawn_share=0.2, together=0.95),
 }
 """Of the networks, by the elements that sweeps multiply."""
-INPUTS = {"bf16": 34, "e4m3": 37}
-"""Those of the networks."""
+INPUTS = dict(zip(TRAINING, _core.CORRECTION_INPUTS, strict=True))
+"""The numbers of the networks' inputs."""
 
 
 def samples(rows: Sequence[Row]) -> Samples:
@@ -97,22 +98,24 @@ def main() -> int:
     rows = [row for path in arguments.sweeps for row in read(path, keys)]
     networks = []
     for dtype, how in TRAINING.items():
-        of = [row for row in rows if row.dtype == dtype]
-        made = samples(of)
-        print_losses(of, made, np.zeros_like(made.times), f"{dtype}, the formulas")
+        problems = [row for row in rows if row.dtype == dtype]
+        if not problems:
+            parser.error(f"no sweep of {dtype}: the file holds a network for each of {', '.join(TRAINING)}")
+        made = samples(problems)
+        print_losses(problems, made, np.zeros_like(made.times), f"{dtype}, the formulas")
         if arguments.leave_out:
-            print_losses(of, made, unseen(made, how, arguments.leave_out), f"{dtype}, left out")
+            print_losses(problems, made, unseen(made, how, arguments.leave_out), f"{dtype}, left out")
             continue
         network = trained(made, how)
         of_all = corrections(network, made)
-        print_losses(of, made, of_all, f"{dtype}, fitted")
+        print_losses(problems, made, of_all, f"{dtype}, fitted")
         print(f"{dtype}, corrections {np.quantile(of_all, [0, 0.01, 0.5, 0.99, 1])}")
         networks.append(text(network, made, how))
     if arguments.out and not arguments.leave_out:
         head = "// Written by benchmarks/fit_kernels.py; correction.h says what it is.\n// clang-format off\n"
         body = ",\n".join(networks)
-        line = f"inline constexpr KernelCorrection kKernels = {{\n{body}}};\n"
-        arguments.out.write_text(f"{head}{line}// clang-format on\n", encoding="utf-8")
+        networks_text = f"inline constexpr KernelCorrection kKernels = {{\n{body}}};\n"
+        arguments.out.write_text(f"{head}{networks_text}// clang-format on\n", encoding="utf-8")
     return 0
 
 

@@ -89,7 +89,7 @@ class Pool:
         self._results = torch.empty(elements, dtype=result or dtype, device="cuda")
 
     @staticmethod
-    def elements(shapes: Sequence[Shape], l2_bytes: int, element_bytes: int = 2) -> int:
+    def elements(shapes: Sequence[Shape], l2_bytes: int, element_bytes: int) -> int:
         """As many as three sets of the largest problem have, and four times L2."""
         sizes = ([size + ALIGNMENT for size in _sizes(shape)] for shape in shapes)
         most = max(max(first + second, result) for first, second, result in sizes)
@@ -386,7 +386,8 @@ def main() -> int:
     of_kind = Case(arguments.dtype, "rc", 1, 1, 1)
     torch.set_float32_matmul_precision("high" if of_kind.precision == "tf32" else "highest")
     types = torch_dtype(of_kind.dtype), torch_dtype(default_out_dtype(of_kind.dtype))
-    pool = Pool(types[0], Pool.elements([case.shape for case in every], device.l2_bytes), types[1]) if every else None
+    elements = Pool.elements([case.shape for case in every], device.l2_bytes, types[0].itemsize) if every else 0
+    pool = Pool(types[0], elements, types[1]) if every else None
 
     def measured(drawn: Drawn) -> None:
         shape = drawn.shape

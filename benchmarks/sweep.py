@@ -8,7 +8,7 @@
 Of bf16, or of e4m3 with scales of tensors, in fast and in full accumulation. Kernels that are not built are compiled
 first, side by side, or left out (`--built`); timings begin when the last is there. Each is launched as the model would
 launch it and with its other slices of K; those near the fastest with other widths, swizzles and raster orders too.
-Operands are not in L2. Those near the fastest and PyTorch are timed in alternation, with pauses, by the median of
+Operands are not in L2. The fastest 24 of those and PyTorch are timed in alternation, with pauses, by the median of
 `--rounds` bursts of overlapping launches as long as those of gemm_random.py; the others by one shorter burst or two,
 times the ratio of both for the former.
 """
@@ -30,7 +30,7 @@ import fp8
 import gemm
 import torch
 from facts import machine, now
-from gemm_random import Pool
+from gemm_random import Pool, _planned
 from harness import QUICK_SECONDS, Burst, Call, alternated, compile_ahead, gpu, torch_dtype
 from shapes import Shape, draw
 
@@ -47,7 +47,6 @@ from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.pipeline import select, table
 from atomr_cutlass.pipeline.devices import Device
-from atomr_cutlass.pipeline.plan import Plan
 from atomr_cutlass.pipeline.planning import PlanOptions
 from atomr_cutlass.pipeline.search import Kernel, Roster
 
@@ -56,9 +55,10 @@ FINAL, NEAR, FAR = 1.12, 1.2, 2.0
 """Times the fastest: up to these a launch is timed again by longer bursts, all launch options of a kernel are timed,
 and its slices of K.
 """
-FINALISTS = 24
-WARM_SECONDS, PAUSE_SECONDS = 30e-3, 5e-3
-"""Of products before a problem's first timing, and between bursts of what is timed again."""
+AGAIN_AT_MOST = 24
+"""Launches that are timed again, the fastest ones."""
+WARM_SECONDS, BETWEEN_SECONDS = 30e-3, 5e-3
+"""Of PyTorch's products before a problem's first timing, and between bursts of what is timed again."""
 FLOPS_AT_MOST = 6e11
 COLUMNS = ["kernel", "split_k", "swizzle", "raster", "width", "us", "model_us"]
 
@@ -128,17 +128,6 @@ def problems(shape: Shape, dtype: CutlassDtype, layouts: Sequence[str], pool: Po
             )  # fmt: skip
 
 
-def _planned(plan: Plan) -> Call:
-    return lambda arrays: plan(arrays.a, arrays.b, out=arrays.out)
-
-
-def options(search: GemmSearch, candidate: Any) -> Iterator[Any]:
-    """Its launch options but for the swizzle 8, which is hardly ever the fastest alone."""
-    for launch in search.launches(candidate):
-        if launch.swizzle <= 4 and launch != candidate:
-            yield launch
-
-
 def slices(search: GemmSearch, candidate: Any) -> Iterator[Any]:
     """It with other slices of K: those that the model weighs, and half as many as the fewest of these."""
     counts = {launch.split_k for launch in search.launches(candidate)}
@@ -147,8 +136,13 @@ def slices(search: GemmSearch, candidate: Any) -> Iterator[Any]:
     return (dataclasses.replace(candidate, split_k=count) for count in sorted(counts - {candidate.split_k}))
 
 
-def measured(product: Problem, kernels: Sequence[Kernel], device: Device, rounds: int) -> tuple[list[list[Any]], float]:
-    """Of each launch [place among the names, slices, swizzle, raster order, width, us, model's us]; PyTorch's us."""
+def measured(
+    product: Problem, kernels: Sequence[Kernel], device: Device, rounds: int
+) -> tuple[list[list[Any]], float, float]:
+    """Of each launch [place among the names, slices, swizzle, raster order, width, us, the model's us of its kernel].
+
+    Then the us of what the model would launch, and PyTorch's.
+    """
     search = GemmSearch(product.problem, device)
     group = search.formulations[-1]
     ranked = Roster(search, None, kernels, group).every(search, group)
@@ -165,11 +159,13 @@ def measured(product: Problem, kernels: Sequence[Kernel], device: Device, rounds
             print(product.name, candidate.key.name[-90:], error, flush=True)
 
     # A GPU that has rested is up to a tenth faster, for as long as the first few candidates take.
-    Burst(product.theirs, product.sets, WARM_SECONDS)
+    warm, start = Burst(product.theirs, product.sets), time.monotonic()
+    while time.monotonic() - start < WARM_SECONDS:
+        warm()
     for candidate in ranked:
         race(candidate)
     if not found:
-        return [], math.nan
+        return [], math.nan, math.nan
     best = min(found.values())
     for candidate in list(found):
         if found[candidate] <= FAR * best:
@@ -177,7 +173,7 @@ def measured(product: Problem, kernels: Sequence[Kernel], device: Device, rounds
                 race(launch)
     best = min(found.values())
     for candidate in [candidate for candidate, taken in found.items() if taken <= NEAR * best]:
-        for launch in options(search, candidate):
+        for launch in search.launches(candidate):
             if launch.split_k == candidate.split_k and launch not in found:
                 race(launch)
     best = min(found.values())
@@ -185,11 +181,11 @@ def measured(product: Problem, kernels: Sequence[Kernel], device: Device, rounds
         if taken <= NEAR * best:
             found[candidate] = min(taken, quick[candidate]())
     best = min(found.values())
-    fastest = sorted(found, key=found.__getitem__)[:FINALISTS]
+    fastest = sorted(found, key=found.__getitem__)[:AGAIN_AT_MOST]
     finalists = [candidate for candidate in fastest if found[candidate] <= FINAL * best]
     bursts = {place: Burst(calls[candidate], product.sets) for place, candidate in enumerate(finalists)}
     bursts[-1] = Burst(product.theirs, product.sets)
-    medians = {place: statistics.median(times) for place, times in alternated(bursts, rounds, PAUSE_SECONDS).items()}
+    medians = {place: statistics.median(times) for place, times in alternated(bursts, rounds, BETWEEN_SECONDS).items()}
     seconds = found | {candidate: medians[place] for place, candidate in enumerate(finalists)}
     longer = statistics.median(seconds[candidate] / found[candidate] for candidate in finalists)
     seconds |= {candidate: taken * longer for candidate, taken in found.items() if candidate not in finalists}
@@ -199,7 +195,8 @@ def measured(product: Problem, kernels: Sequence[Kernel], device: Device, rounds
     for candidate, taken in sorted(seconds.items(), key=lambda pair: pair[1]):
         entry = (places[candidate.key], *candidate.options)
         least.setdefault(entry, [*entry, round(taken * 1e6, 3), round(candidate.seconds * 1e6, 3)])
-    return list(least.values()), round(medians[-1] * 1e6, 3)
+    chosen = seconds[next(candidate for candidate in ranked if candidate in found)]
+    return list(least.values()), round(chosen * 1e6, 3), round(medians[-1] * 1e6, 3)
 
 
 def main() -> int:
@@ -211,7 +208,7 @@ def main() -> int:
     parser.add_argument("--dtype", choices=("bf16", "e4m3"), default="bf16", help="of A and B")
     parser.add_argument("--layouts", help="of A and B (default: rc,rr; of e4m3 rc)")
     parser.add_argument("--keys", type=Path, help="file of further keys")
-    parser.add_argument("--built", action="store_true", help="compile nothing: the kernels of the table alone")
+    parser.add_argument("--built", action="store_true", help="the kernels of the table alone")
     parser.add_argument("--jobs", type=int, default=12, help="kernels compiled at once")
     parser.add_argument("--rounds", type=int, default=3, help="bursts of each launch")
     parser.add_argument("--seconds", type=float, default=120, help="start no shape after so many seconds of timing")
@@ -221,6 +218,8 @@ def main() -> int:
         return 1
     dtype = CutlassDtype(arguments.dtype)
     layouts = (arguments.layouts or ("rc" if dtype is E4M3 else "rc,rr")).split(",")
+    if dtype is E4M3 and layouts != ["rc"]:
+        parser.error("products of e4m3 have a column-major B: --layouts rc")
     keys = list(dict.fromkeys(kernels_of(dtype, layouts) + (key_file.read(arguments.keys) if arguments.keys else [])))
     built = {info.key: info for info in table.rows() if info.key.arch is SmArch.SM90A}
     if arguments.built:
@@ -248,18 +247,18 @@ def main() -> int:
         if time.monotonic() - start > arguments.seconds:
             print("out of time", product.name)
             continue
-        timings, torch_us = measured(product, kernels, device, arguments.rounds)
+        timings, chosen_us, torch_us = measured(product, kernels, device, arguments.rounds)
         row = {**product.row, "seed": arguments.seed, "torch": torch_us, "cells": timings}
         if not timings:
+            print("no kernel", product.name)
             continue
         lines.append(json.dumps(row, separators=(",", ":")))
         text = ",\n  ".join(lines)
         arguments.out.write_text(f'{head},\n "rows": [\n  {text}\n ]\n}}\n', encoding="utf-8")
-        chosen = min(timings, key=lambda row: float(row[6]))
         print(f"{time.monotonic() - start:5.1f} s {product.name:<28} {len(timings):>4} torch {torch_us:>8} best "
-              f"{timings[0][5]:>8} chosen {chosen[5]:>8} {keys[timings[0][0]].name[-70:]} {timings[0][1:5]}",
+              f"{timings[0][5]:>8} chosen {chosen_us:>8} {keys[timings[0][0]].name[-70:]} {timings[0][1:5]}",
               flush=True)  # fmt: skip
-    return 0
+    return 0 if lines else 1
 
 
 if __name__ == "__main__":

@@ -58,9 +58,9 @@ struct FewCorrection {
 // Of weights along K (a column-major B), and of row-major ones.
 #include "few_correction.inc"
 
-// Of all other kernels of the sm90 generation that multiply 16-bit elements, and of all that multiply fp8, those for
-// few rows included: there what their own correction leaves, which was trained with bf16. Corrections are kept between
-// kLeast and kMost.
+// Of kernels of the sm90 generation that multiply 16-bit elements, but for few rows, and of those that multiply fp8,
+// for few rows too: there what their own correction leaves, which was trained with bf16. Model::is_corrected says which
+// of them. Corrections are kept between kLeast and kMost.
 struct KernelCorrection {
   static constexpr double kLeast = -0.2, kMost = 0.4;
   // The last ones, which tell the kernels of fp8 apart, are no inputs of the network for 16-bit elements.

@@ -187,12 +187,14 @@ Launch Model::by_formula(Kernel const& kernel, Extents const& extents, Gpu const
 }
 
 // Whether kernels like it were timed with problems like this one, in bf16 and with row-major A, or in e4m3 with scales
-// of tensors: other layouts, types and scales but those of blocks are taken to be alike. Kernels that share out K are
-// hardly ever the fastest, and so hardly in the fit.
+// of tensors: other layouts, types and scales but those of blocks are taken to be alike. 16-bit kernels for few rows
+// have a correction of their own; kernels that share out K are hardly ever the fastest, and so hardly in the fit.
 bool Model::is_corrected(Kernel const& kernel, Extents const& extents) const {
-  bool const half = kernel.bits_a == 16 && kernel.mainloop != Mainloop::kFew && kernel.mainloop != Mainloop::kSplit;
+  bool const half = kernel.bits_a == 16 && kernel.mainloop != Mainloop::kFew;
+  bool const split = kernel.mainloop == Mainloop::kSplit;
   return corrected_ && kernel.op == Op::kGemm && kernel.generation == Generation::kSm90 && (half || kernel.fp8) &&
-         !kernel.block_scaled && !kernel.stream_k && !kernel.nosmem && extents.batch == 1 && extents.copied == 0;
+         !split && !kernel.block_scaled && !kernel.stream_k && !kernel.nosmem && extents.batch == 1 &&
+         extents.copied == 0;
 }
 
 // What the correction of a launch depends on; kernel_correction.inc has the numbers for these in this order.
@@ -208,6 +210,7 @@ KernelCorrection::Inputs Model::kernel_inputs(Kernel const& kernel, Extents cons
   double const at_once = double(blocks_at_once(gpu.multiprocessors, kernel.cluster[0] * kernel.cluster[1]));
   double const waves = rows * columns * slices / at_once, whole = std::ceil(waves);
   bool const single = whole == 1;
+  // D as if it were 16-bit.
   double const moving = ((m * k + k * n) * double(kernel.bits_a) / 8 + m * n * 2) / gpu.memory_bytes_per_second;
   double const multiplying = m * n * k / (double(gpu.multiprocessors) * peak(kernel) * c_.CLOCK_HZ);
   auto const beyond = [&](int64_t leading, int64_t bytes) { return double(leading * kernel.bits_a / 8 % bytes != 0); };
@@ -806,6 +809,7 @@ double Model::split(Kernel const& kernel, Extents const& e, Gpu const& gpu) cons
                                 kernel.a_along_k, kernel.b_along_k});
   double const busy = c_.SPLIT_STEP * made.steps * made.step_clocks / c_.CLOCK_HZ;
   double const loaded = floor(kernel, e, c_.SPLIT_DRAM_BYTES_PER_SECOND * memory(gpu)), softness = c_.SPLIT_SOFTNESS;
+  // What L2 serves where rows begin between cache lines; the kernel's own `step_clocks` take them to begin on one.
   double const lines_a = double(made.height) / double(made.pair_n) * lines(e.lda, kernel.bits_a);
   double const lines_b = double(made.width) / double(made.pair_m) * lines(e.ldb, kernel.bits_b);
   double const touched = made.steps * (lines_a + lines_b) * kLineBytes / c_.SPLIT_L2_BYTES_PER_CLOCK / c_.CLOCK_HZ;

@@ -141,13 +141,13 @@ class Model {
   double bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
   // The numbers of slices of K that a kernel may run with; may be empty for problems that are divided.
   std::vector<int64_t> slices(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
-  // A lower bound of the estimates of all kernels of these types but those for few rows, whatever their tiles and
+  // A lower bound of the estimates of all kernels of these types but 16-bit ones for few rows, whatever their tiles and
   // generations.
   double least(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
 
   // Whether estimates of its launches are corrected by kernel_correction.inc.
   bool is_corrected(Kernel const& kernel, Extents const& extents) const;
-  // The launch with `slices` of K before it is corrected, for fitting the correction.
+  // The launch with `slices` of K before this correction, for fitting it.
   KernelSample kernel_sample(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                              int64_t slices) const;
   // Every division of a problem that a kernel for few rows may be launched with, for fitting the correction.

@@ -128,6 +128,7 @@ class Division:
     segments: int
 
 SWIZZLES: tuple[int, ...]
+CORRECTION_INPUTS: tuple[int, int]
 SPLIT_BOX: int
 SPLIT_LEAST_STEPS: int
 

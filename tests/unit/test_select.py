@@ -465,6 +465,8 @@ def test_estimates_of_fp8_for_few_rows_are_corrected_too(key: KernelKey, extents
     if key.scale_type:  # of blocks
         assert corrected.seconds == made.seconds
     else:
+        assert estimate.model.is_corrected(kernel, of_problem)
+        assert corrected.seconds != made.seconds
         least = estimate.least(key, of_problem, H200)
         assert 0.81 < corrected.seconds / made.seconds < 1.5 or corrected.seconds == least
 

@@ -173,7 +173,7 @@ void bind_model(py::module_& module) {
             return py::make_tuple(made.launch, py::tuple(py::cast(made.inputs)));
           },
           py::arg("kernel"), py::arg("extents"), py::arg("device"), py::arg("shared_bytes"), py::arg("split_k"),
-          "The launch by the formulas, and the inputs of its correction.")
+          "The launch before the correction of kernels, and the inputs of that.")
       .def(
           "few_samples",
           [](Model const& model, KernelPointer const& kernel, Values const& extents, py::object const& device) {
@@ -274,6 +274,7 @@ void bind_estimate(py::module_& module) {
       },
       py::arg("kernel"), py::arg("extents"), py::arg("clusters"),
       "The division that a kernel which shares out K takes.");
+  module.attr("CORRECTION_INPUTS") = py::make_tuple(KernelCorrection::kInputsOfHalf, KernelCorrection::kInputs);
   module.attr("SPLIT_BOX") = kSplitBox;
   module.attr("SPLIT_LEAST_STEPS") = kSplitLeastSteps;
 }

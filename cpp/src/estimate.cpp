@@ -576,13 +576,20 @@ Launch Model::scheduled(Kernel const& kernel, Extents const& extents, Gpu const&
   double const held = double(gpu.l2_bytes) * c_.L2_SHARE, memory = dram(gpu);
   double const whole = c_.COOPERATIVE_TILE_SECONDS + own.store;
 
+  // Clocks of reading a tile, and of all that a tile takes: the same for all orders of as many tiles.
+  int64_t counted = 0;
+  double read = 0, multiplied = 0;
   auto const busy = [&](TileList const& tiles) {
     double const in_waves = double(tiles.tiles()) / double(tiles.blocks);
-    auto const [l2, port] = reading(own, tiles.tiles(), gpu, at_once);
-    double const read = std::hypot(l2, port);
+    if (tiles.tiles() != counted) {
+      counted = tiles.tiles();
+      auto const [l2, port] = reading(own, counted, gpu, at_once);
+      read = std::hypot(l2, port);
+      multiplied = std::hypot(own.multiply, read, own.stepping);
+    }
     int64_t const across = tiles.swizzle * (tiles.raster == kAlongM ? own.cluster_n : own.cluster_m);
     double const shown = (across > 1 ? c_.SHOWN : c_.SHOWN_ALONE) * read;
-    double tile = (std::hypot(own.multiply, read, own.stepping) + shown) / c_.CLOCK_HZ;
+    double tile = (multiplied + shown) / c_.CLOCK_HZ;
     // Measured; a thread block that finishes its tile late keeps its cluster from loading the next one.
     bool const wide = own.blocks() == kWideCluster;
     double const late = wide ? c_.LATE_IN_WIDE_CLUSTER : c_.LATE_IN_CLUSTER;

@@ -386,8 +386,8 @@ def main() -> int:
     of_kind = Case(arguments.dtype, "rc", 1, 1, 1)
     torch.set_float32_matmul_precision("high" if of_kind.precision == "tf32" else "highest")
     types = torch_dtype(of_kind.dtype), torch_dtype(default_out_dtype(of_kind.dtype))
-    elements = Pool.elements([case.shape for case in every], device.l2_bytes, types[0].itemsize) if every else 0
-    pool = Pool(types[0], elements, types[1]) if every else None
+    shapes = [case.shape for case in every]
+    pool = Pool(types[0], Pool.elements(shapes, device.l2_bytes, types[0].itemsize), types[1]) if every else None
 
     def measured(drawn: Drawn) -> None:
         shape = drawn.shape

@@ -159,9 +159,9 @@ def measured(
             print(product.name, candidate.key.name[-90:], error, flush=True)
 
     # A GPU that has rested is up to a tenth faster, for as long as the first few candidates take.
-    warm, start = Burst(product.theirs, product.sets), time.monotonic()
+    theirs, start = Burst(product.theirs, product.sets), time.monotonic()
     while time.monotonic() - start < WARM_SECONDS:
-        warm()
+        theirs()
     for candidate in ranked:
         race(candidate)
     if not found:
@@ -184,7 +184,7 @@ def measured(
     fastest = sorted(found, key=found.__getitem__)[:AGAIN_AT_MOST]
     finalists = [candidate for candidate in fastest if found[candidate] <= FINAL * best]
     bursts = {place: Burst(calls[candidate], product.sets) for place, candidate in enumerate(finalists)}
-    bursts[-1] = Burst(product.theirs, product.sets)
+    bursts[-1] = theirs
     medians = {place: statistics.median(times) for place, times in alternated(bursts, rounds, BETWEEN_SECONDS).items()}
     seconds = found | {candidate: medians[place] for place, candidate in enumerate(finalists)}
     longer = statistics.median(seconds[candidate] / found[candidate] for candidate in finalists)
@@ -248,10 +248,10 @@ def main() -> int:
             print("out of time", product.name)
             continue
         timings, chosen_us, torch_us = measured(product, kernels, device, arguments.rounds)
-        row = {**product.row, "seed": arguments.seed, "torch": torch_us, "cells": timings}
         if not timings:
             print("no kernel", product.name)
             continue
+        row = {**product.row, "seed": arguments.seed, "torch": torch_us, "cells": timings}
         lines.append(json.dumps(row, separators=(",", ":")))
         text = ",\n  ".join(lines)
         arguments.out.write_text(f'{head},\n "rows": [\n  {text}\n ]\n}}\n', encoding="utf-8")

@@ -79,15 +79,16 @@ struct GemmFewSm90 {
   static constexpr int kOverrun = 8192;
   static constexpr int kMaxStages = 32, kMaxSteps = 64;
   static constexpr int kInitAtOnce = 8;  // barriers, without a branch: more than there are do no harm
-  static_assert(kMaxSteps % kInitAtOnce == 0);
+  static_assert(kMaxSteps % kInitAtOnce == 0 && kMaxStages % kInitAtOnce == 0);
   static constexpr int kStageBytes = 64 * 1024;
   // A stage is given back while the next one is multiplied: with a single one all would wait for ever.
   static_assert(kSharedBytes - kOverrun - kBarrierBytes - (kTallest + 8) * kFewOfTall * int(sizeof(float)) >=
                 2 * (kTallest + kFewOfTall) * kBoxBytes);
 
   struct Params {
-    // `rest` is for the rows of a tile of row-major weights that are no whole piece.
-    cute::TmaDescriptor weights, rest, few;
+    // `rest` is for the rows of a tile of row-major weights that are no whole piece. `few` loads a step at once, but
+    // where K ends within one of its boxes: these are loaded one by one, by `few_box`.
+    cute::TmaDescriptor weights, rest, few, few_box;
     ElementD const* c;
     ElementD* d;
     int64_t c_row, c_few, c_batch;  // strides of C and D along the weights' rows, the few rows and the batches
@@ -104,7 +105,9 @@ struct GemmFewSm90 {
     int32_t weights_batched, few_batched;
     int32_t bound;  // no launch that may be running writes the weights
     int32_t late;  // the next launch starts when all weights have been requested, not at once
+    int32_t fresh;  // stages that are requested before the warp that requests the weights waits for any other
     int32_t boxes;  // of K
+    int32_t odd_step;  // the step within one of whose boxes K ends, or -1
     int32_t runs;  // that a thread block stores of a tile, rounded up; see Runs
     ScaledParams scaled;
     // Scales of blocks: strides from one to the next along the weights' rows or the few, and along K. Several rows or
@@ -139,20 +142,41 @@ struct GemmFewSm90 {
   static uint64_t workspace_size(Args const&) { return 0; }
   static void clear_range(Args const&, uint64_t& offset, uint64_t& bytes) { offset = bytes = 0; }
 
-  // Batches that are all the same matrix are one: their dimension has extent 1.
-  static cute::TmaDescriptor tensor_map(void const* pointer, int inner, int outer, int64_t leading, int batches,
-                                        int64_t batch_stride, int box_inner, int box_outer) {
+  // A matrix for each batch; batches that are all the same matrix are one: their dimension has extent 1.
+  struct Matrices {
+    void const* pointer;
+    int inner, outer;  // extents along what is contiguous, and across
+    int64_t leading;
+    int batches;
+    int64_t batch_stride;
+
+    cute::TmaDescriptor tensor_map(int box_inner, int box_outer) const {
+      int64_t const batch = batches > 1 ? batch_stride : leading;
+      return encoded<3>(pointer, {uint64_t(inner), uint64_t(outer), uint64_t(batches)},
+                        {uint64_t(leading) * sizeof(Element), uint64_t(batch) * sizeof(Element)},
+                        {uint32_t(box_inner), uint32_t(box_outer), 1});
+    }
+
+    // Of several boxes of K, which is what is contiguous, one after the other: K as boxes, without a part of one.
+    cute::TmaDescriptor boxes_map(int box_outer, int boxes) const {
+      int64_t const batch = batches > 1 ? batch_stride : leading;
+      int const whole = inner / kBox > 0 ? inner / kBox : 1;  // of no whole box nothing is loaded
+      return encoded<4>(pointer, {uint64_t(kBox), uint64_t(outer), uint64_t(whole), uint64_t(batches)},
+                        {uint64_t(leading) * sizeof(Element), uint64_t(kBoxBytes), uint64_t(batch) * sizeof(Element)},
+                        {uint32_t(kBox), uint32_t(box_outer), uint32_t(boxes), 1});
+    }
+  };
+
+  template <int kDimensions>
+  static cute::TmaDescriptor encoded(void const* pointer, uint64_t const (&extents)[kDimensions],
+                                     uint64_t const (&strides)[kDimensions - 1], uint32_t const (&box)[kDimensions]) {
     cute::TmaDescriptor map{};
 #if !defined(__CUDACC_RTC__) || defined(ATOMR_CUTLASS_EVALUATE)
-    uint64_t const dims[3] = {uint64_t(inner), uint64_t(outer), uint64_t(batches)};
-    uint64_t const strides[2] = {uint64_t(leading) * sizeof(Element),
-                                 uint64_t(batches > 1 ? batch_stride : leading) * sizeof(Element)};
-    uint32_t const box[3] = {uint32_t(box_inner), uint32_t(box_outer), 1};
-    uint32_t const steps[3] = {1, 1, 1};
+    uint32_t const steps[4] = {1, 1, 1, 1};
     (void)CUTLASS_CUDA_DRIVER_WRAPPER_CALL(cuTensorMapEncodeTiled)(
-        &map, cute::TMA::to_CUtensorMapDataType<Multiplied>(), 3, const_cast<void*>(pointer), dims, strides, box, steps,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        &map, cute::TMA::to_CUtensorMapDataType<Multiplied>(), kDimensions, const_cast<void*>(pointer), extents,
+        strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 #endif
     return map;
   }
@@ -197,26 +221,19 @@ struct GemmFewSm90 {
     result.stages = clamp(stages_bytes / (step_bytes * result.stage_steps), 1, kMaxSteps / result.stage_steps);
     if (result.stages > kMaxStages) result.stages = kMaxStages;
 
-    int const weights_batches = turn ? batches(args, args.batch_stride_a) : batches(args, args.batch_stride_b);
-    int const few_batches = turn ? batches(args, args.batch_stride_b) : batches(args, args.batch_stride_a);
-    result.weights_batched = weights_batches > 1;
-    result.few_batched = few_batches > 1;
-    if (turn) {
-      result.weights =
-          tensor_map(args.a, args.k, rows, args.lda, weights_batches, args.batch_stride_a, kBox, result.height);
-      result.few = tensor_map(args.b, args.k, few, args.ldb, few_batches, args.batch_stride_b, kBox, result.few_height);
-    } else {
-      auto const pieces = [&](int wide) {
-        return tensor_map(args.b, rows, args.k, args.ldb, weights_batches, args.batch_stride_b, wide, kBox);
-      };
-      if (kAlongK) {
-        result.weights =
-            tensor_map(args.b, args.k, rows, args.ldb, weights_batches, args.batch_stride_b, kBox, result.height);
-      } else {
-        result.weights = pieces(kPiece);
-        if (result.height % kPiece != 0) result.rest = pieces(result.height % kPiece);
-      }
-      result.few = tensor_map(args.a, args.k, few, args.lda, few_batches, args.batch_stride_a, kBox, result.few_height);
+    Matrices const a{args.a, args.k, args.m, args.lda, batches(args, args.batch_stride_a), args.batch_stride_a};
+    Matrices const b{args.b,   kAlongK ? args.k : args.n,          kAlongK ? args.n : args.k,
+                     args.ldb, batches(args, args.batch_stride_b), args.batch_stride_b};
+    Matrices const weights = turn ? a : b, few_rows = turn ? b : a;
+    result.weights_batched = weights.batches > 1;
+    result.few_batched = few_rows.batches > 1;
+    result.weights = kAlongK ? weights.tensor_map(kBox, result.height) : weights.tensor_map(kPiece, kBox);
+    if (!kAlongK && result.height % kPiece != 0) result.rest = weights.tensor_map(result.height % kPiece, kBox);
+    result.few = few_rows.boxes_map(result.few_height, result.step);
+    result.odd_step = -1;
+    if (args.k % kBox != 0) {
+      result.few_box = few_rows.tensor_map(kBox, result.few_height);
+      result.odd_step = args.k / kBox / result.step;
     }
     result.c = static_cast<ElementD const*>(args.c);
     result.d = static_cast<ElementD*>(args.d);
@@ -228,6 +245,8 @@ struct GemmFewSm90 {
     result.d_batch = args.batch_stride_d;
     result.bound = (args.settled & (turn ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED)) != 0;
     result.late = result.bound && 2 * kRanks * result.clusters <= args.sm_count;
+    // While a launch before this one is still reading, on other multiprocessors, there is no haste.
+    if (result.bound && !result.late) result.fresh = clamp(kInitAtOnce / result.stage_steps, 0, result.stages);
     result.scaled = ScaledParams::of(args);
     result.boxes = ceil_div(args.k, kBox);
     if constexpr (kBlockScaled) {
@@ -268,30 +287,36 @@ struct GemmFewSm90 {
     place.step_bytes = (place.weights_bytes + place.few_bytes) * params.step;
     place.loaded_bytes = (params.height + params.few_height) * kBoxBytes * params.step;
     int const warp = cutlass::canonical_warp_idx_sync();
-    if (warp == kWeightsWarp) {
-      if (cute::elect_one_sync()) {
-        int const warps = (params.halved || params.height > 64 ? 8 : 4) << params.share_bits;
-        for (int i = 0; i < params.stages * params.stage_steps; i += kInitAtOnce) {
-          CUTLASS_PRAGMA_UNROLL
-          for (int j = 0; j < kInitAtOnce; ++j) Full::init(&place.barriers->full[i + j], 1);
-        }
-        for (int i = 0; i < params.stages; ++i) Empty::init(&place.barriers->empty[i], warps);
-        Full::init(&place.barriers->sums_full, 1);
-        Empty::init(&place.barriers->sums_empty, split * kConsumers / 32);
-        cutlass::arch::fence_barrier_init();
+    if (cute::elect_one_sync()) {
+      Barriers& barriers = *place.barriers;
+      if (warp == kWeightsWarp) {
+        init<Full>(barriers.full, 0, 1, 1);
         cutlass::arch::fence_view_async_shared();
-      }
-      __syncwarp();
-    } else if (warp == kFewWarp) {
-      if (cute::elect_one_sync()) {
+      } else if (warp == kFewWarp) {
         cute::prefetch_tma_descriptor(&params.weights);
         cute::prefetch_tma_descriptor(&params.few);
         if (!kAlongK && params.height % kPiece != 0) cute::prefetch_tma_descriptor(&params.rest);
+      } else if (warp < kBarrierWarps) {
+        if (warp == 0) {
+          init<Empty>(barriers.empty, 0, params.stages, (params.halved || params.height > 64 ? 8 : 4) * share);
+          Full::init(&barriers.sums_full, 1);
+          Empty::init(&barriers.sums_empty, split * kConsumers / 32);
+        } else {
+          init<Full>(barriers.full, kInitAtOnce, params.stages * params.stage_steps, 1);
+        }
+        cutlass::arch::fence_barrier_init();
+        cutlass::arch::fence_view_async_shared();
       }
-      __syncwarp();
     }
-    __syncthreads();
-    if constexpr (kRanks > 1) cute::cluster_arrive_relaxed();
+    __syncwarp();
+    if (warp != kWeightsWarp) {
+      if (warp < kBarrierWarps) cutlass::arch::NamedBarrier::arrive(kBarrierThreads, kBarriersReady);
+      cutlass::arch::NamedBarrier::sync(kThreads, kWeightsReady);
+      if constexpr (kRanks > 1) cute::cluster_arrive_relaxed();
+    } else if (params.fresh == 0) {
+      announce_weights();
+      cutlass::arch::NamedBarrier::sync(kBarrierThreads, kBarriersReady);
+    }
     if (warp == kWeightsWarp) {
       load<true>(params, place);
       __syncwarp();
@@ -311,6 +336,9 @@ struct GemmFewSm90 {
  private:
   static constexpr int kStageBoxes = 16;
   static constexpr int kWeightsWarp = kConsumers / 32, kFewWarp = kWeightsWarp + 1;
+  enum : uint32_t { kAmongConsumers, kWeightsReady, kBarriersReady };  // named barriers
+  // Warps that make the barriers that the warp which loads the weights does not make itself, and the threads of all.
+  static constexpr int kBarrierWarps = 2, kBarrierThreads = 32 * (kBarrierWarps + 1);
 
   struct Barriers {
     uint64_t full[kMaxSteps], empty[kMaxStages];
@@ -370,6 +398,76 @@ struct GemmFewSm90 {
     }
   };
 
+  // Those from `first` to `end`, or up to kInitAtOnce - 1 more: without a branch for each, and in few instructions, all
+  // of which are fetched anew for each launch.
+  template <class Barrier>
+  CUTLASS_DEVICE static void init(uint64_t* barriers, int first, int end, int arrivals) {
+#pragma unroll 1
+    for (int i = first; i < end; i += kInitAtOnce) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kInitAtOnce; ++j) Barrier::init(barriers + i + j, arrivals);
+    }
+  }
+
+  // The barriers of this thread block's weights are ready, as far as its warp has made them.
+  CUTLASS_DEVICE static void announce_weights() {
+    cutlass::arch::fence_barrier_init();
+    cutlass::arch::NamedBarrier::arrive(kThreads, kWeightsReady);
+    if constexpr (kRanks > 1) cute::cluster_arrive_relaxed();
+  }
+
+  // Requests a step of the weights, by one thread; its few rows are expected by the same barrier.
+  CUTLASS_DEVICE static void request_weights(Params const& params, Place const& place, uint64_t* full, char* to,
+                                             int step, int row, int batch) {
+    auto const hint = uint64_t(cute::TMA::CacheHintSm90::EVICT_FIRST);
+    int const box = step * params.step;
+    Full::arrive_and_expect_tx(full, uint32_t(place.loaded_bytes));
+    // Box by box: long pieces of each row suit device memory, and the first boxes are to come first.
+    for (int i = 0; i < params.step; ++i, to += place.weights_bytes) {
+      int const k = (box + i) * kBox;
+      if constexpr (kAlongK) {
+        cute::SM90_TMA_LOAD_3D::copy(&params.weights, full, hint, to, k, row, batch);
+      } else {
+        int piece = 0;
+        for (; piece + kPiece <= params.height; piece += kPiece) {
+          cute::SM90_TMA_LOAD_3D::copy(&params.weights, full, hint, to + piece * kBoxBytes, row + piece, k, batch);
+        }
+        if (piece < params.height) {
+          cute::SM90_TMA_LOAD_3D::copy(&params.rest, full, hint, to + piece * kBoxBytes, row + piece, k, batch);
+        }
+      }
+    }
+  }
+
+  // Requests a step of the few rows, by one thread, for all thread blocks that share them.
+  CUTLASS_DEVICE static void request_few(Params const& params, Place const& place, uint64_t* full, char* to, int step,
+                                         int batch) {
+    auto const hint = uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST);
+    int const box = step * params.step, share = 1 << params.share_bits;
+    if (kRanks == 1 || share == 1) {
+      if (step != params.odd_step) {
+        cute::SM90_TMA_LOAD_4D::copy(&params.few, full, hint, to, 0, 0, box, batch);
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < params.step; ++i) {
+          cute::SM90_TMA_LOAD_3D::copy(&params.few_box, full, hint, to + i * place.few_bytes, (box + i) * kBox, 0,
+                                       batch);
+        }
+      }
+    } else {
+      auto const members = uint16_t(((1 << share) - 1) << place.first_member);
+      if (step != params.odd_step) {
+        cute::SM90_TMA_LOAD_MULTICAST_4D::copy(&params.few, full, members, hint, to, 0, 0, box, batch);
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < params.step; ++i) {
+          cute::SM90_TMA_LOAD_MULTICAST_3D::copy(&params.few_box, full, members, hint, to + i * place.few_bytes,
+                                                 (box + i) * kBox, 0, batch);
+        }
+      }
+    }
+  }
+
   // All loads of the weights, or of the few rows. Stages are taken back as a whole, so that long pieces of each row are
   // read at once, but each step of a stage has a barrier of its own: the first is used before the last has come.
   //
@@ -377,21 +475,28 @@ struct GemmFewSm90 {
   // uniform registers. A loop that finds them out otherwise takes 100 ns a load.
   template <bool kWeights>
   CUTLASS_DEVICE static void load(Params const& params, Place const& place) {
-    auto const weights_hint = uint64_t(cute::TMA::CacheHintSm90::EVICT_FIRST);
-    auto const few_hint = uint64_t(cute::TMA::CacheHintSm90::EVICT_LAST);
-    int const share = 1 << params.share_bits;
-    auto const members = uint16_t(((1 << share) - 1) << place.first_member);
     bool const issues = cute::elect_one_sync();
     bool waits = !kWeights || !params.bound;  // for the launch before, when all else is ready
+    int const share = 1 << params.share_bits;
+    int fresh = kWeights ? params.fresh : 0;
     int stage = 0;
     uint32_t phase = 1;
     for (Tile tile(params); tile.index < params.tiles; tile.next(params)) {
       int const row = tile.row(params, place);
       int const batch = (kWeights ? params.weights_batched : params.few_batched) ? tile.batch : 0;
       for (int begin = place.first_step; begin < place.end_step; begin += params.stage_steps) {
-        Empty::wait(&place.barriers->empty[stage], phase);
         int const steps = min(params.stage_steps, place.end_step - begin);
-        uint64_t* full = &place.barriers->full[stage * params.stage_steps];
+        uint64_t* const full = &place.barriers->full[stage * params.stage_steps];
+        char* const to = place.stages + stage * params.stage_steps * place.step_bytes;
+        // Who loads nothing into a stage must not wait for it: it may be used and given back before, and the wait would
+        // be for the time after that. So each stage has one of those that share the few rows, and not each step.
+        bool const loads = kWeights || (stage & (share - 1)) == place.member;
+        if (loads && fresh == 0) Empty::wait(&place.barriers->empty[stage], phase);
+        if (waits) {
+          asm volatile("griddepcontrol.wait;" ::: "memory");
+          if (!kWeights && !params.late) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+          waits = false;
+        }
         if constexpr (kWeights) {
           // Barriers that this round does not need take part in it, before others can end it: all of a stage are in one
           // phase.
@@ -399,52 +504,27 @@ struct GemmFewSm90 {
             if (issues) Full::arrive(full + step);
           }
         }
-        char* to = place.stages + stage * params.stage_steps * place.step_bytes;
-        if constexpr (!kWeights) to += params.step * place.weights_bytes;
-        if (waits) {
-          asm volatile("griddepcontrol.wait;" ::: "memory");
-          if (!kWeights && !params.late) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-          waits = false;
-        }
-        for (int step = 0; step < steps; ++step, ++full, to += place.step_bytes) {
-          int const box = (begin + step) * params.step;
+        for (int step = 0; step < steps; ++step) {
+          if (!loads || !issues) continue;
+          char* const there = to + step * place.step_bytes;
           if constexpr (kWeights) {
-            if (issues) Full::arrive_and_expect_tx(full, uint32_t(place.loaded_bytes));
-          }
-          for (int i = 0; i < params.step; ++i) {
-            if (!issues) continue;
-            int const k = (box + i) * kBox;
-            if constexpr (!kWeights) {
-              if (kRanks == 1 || share == 1) {
-                cute::SM90_TMA_LOAD_3D::copy(&params.few, full, few_hint, to + i * place.few_bytes, k, 0, batch);
-              } else if (((box + i) & (share - 1)) == place.member) {
-                cute::SM90_TMA_LOAD_MULTICAST_3D::copy(&params.few, full, members, few_hint, to + i * place.few_bytes,
-                                                       k, 0, batch);
-              }
-            } else if constexpr (kAlongK) {
-              cute::SM90_TMA_LOAD_3D::copy(&params.weights, full, weights_hint, to + i * place.weights_bytes, k, row,
-                                           batch);
-            } else {
-              char* const there = to + i * place.weights_bytes;
-              int piece = 0;
-              for (; piece + kPiece <= params.height; piece += kPiece) {
-                cute::SM90_TMA_LOAD_3D::copy(&params.weights, full, weights_hint, there + piece * kBoxBytes,
-                                             row + piece, k, batch);
-              }
-              if (piece < params.height) {
-                cute::SM90_TMA_LOAD_3D::copy(&params.rest, full, weights_hint, there + piece * kBoxBytes, row + piece,
-                                             k, batch);
-              }
-            }
+            request_weights(params, place, full + step, there, begin + step, row, batch);
+          } else {
+            request_few(params, place, full + step, there + params.step * place.weights_bytes, begin + step, batch);
           }
         }
         __syncwarp();
+        if (fresh > 0) {
+          if (fresh == params.fresh) announce_weights();
+          if (--fresh == 0) cutlass::arch::NamedBarrier::sync(kBarrierThreads, kBarriersReady);
+        }
         if (++stage == params.stages) {
           stage = 0;
           phase ^= 1;
         }
       }
     }
+    if (fresh > 0) cutlass::arch::NamedBarrier::sync(kBarrierThreads, kBarriersReady);
     if (kWeights && params.late) {
       asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
     }
@@ -487,6 +567,8 @@ struct GemmFewSm90 {
     int first, end, step;  // numbers of the thread's first run, behind the tile's last, and to the next one
     int bytes;  // of the thread block's runs of one part of K
     int fast, fast_at, slow_at, fast_step, slow_step;  // the same, divided once, then counted
+    // Elements of D: from the tile's first to the thread's first run, to its next, and further where `fast` is full.
+    int64_t d_first, d_step, d_wrap;
     bool uniform = true;
     float scale, scale_d = 1.0f;
 
@@ -503,6 +585,11 @@ struct GemmFewSm90 {
       fast_at = first - slow_at * fast;
       slow_step = step / fast;
       fast_step = step - slow_step * fast;
+      int const along = runs.turned ? 1 : kRun;
+      int64_t const across = runs.turned ? kRun * params.d_row : params.d_few;
+      d_first = slow_at * across + fast_at * along;
+      d_step = slow_step * across + fast_step * along;
+      d_wrap = across - fast * along;
       if constexpr (kScaled) {
         ScaledParams const& scaled = params.scaled;
         scale_d = scaled.output();
@@ -517,6 +604,8 @@ struct GemmFewSm90 {
     Turn turn;
     Share const mine(params, place);
     for (Tile tile(params); tile.index < params.tiles; tile.next(params)) {
+      ElementD* const d =
+          params.d + tile.batch * params.d_batch + tile.row(params, place) * params.d_row + mine.d_first;
       if (kTallest > kRows && params.height > kRows) {
         multiply_times<kTallest / kRows>(params, place, tile, warp, mine, turn);
       } else {
@@ -525,12 +614,12 @@ struct GemmFewSm90 {
       if (divides_k(params)) {
         wait_for_cluster(&place.barriers->sums_full, turn.tile_phase);
       } else {
-        cutlass::arch::NamedBarrier::sync(kConsumers, 0);
+        cutlass::arch::NamedBarrier::sync(kConsumers, kAmongConsumers);
       }
       if (params.halved) {
-        store_parts<2>(params, place, tile, mine);
+        store_parts<2>(params, place, tile, mine, d);
       } else {
-        store_parts<1>(params, place, tile, mine);
+        store_parts<1>(params, place, tile, mine, d);
       }
       if constexpr (kRanks > 1) {
         // The others write the next tile's sums when all have read these, if there is a next one: a thread block may
@@ -797,50 +886,45 @@ struct GemmFewSm90 {
     if (divides_k(params)) {
       Empty::wait(&place.barriers->sums_empty, phase);
     } else {
-      cutlass::arch::NamedBarrier::sync(kConsumers, 0);
+      cutlass::arch::NamedBarrier::sync(kConsumers, kAmongConsumers);
     }
   }
 
   template <int kHalves>
-  CUTLASS_DEVICE static void store_parts(Params const& params, Place const& place, Tile const& tile,
-                                         Share const& mine) {
+  CUTLASS_DEVICE static void store_parts(Params const& params, Place const& place, Tile const& tile, Share const& mine,
+                                         ElementD* d) {
     switch (params.split_bits) {
-      case 0: store<1, kHalves>(params, place, tile, mine); break;
+      case 0: store<1, kHalves>(params, place, tile, mine, d); break;
       case 1:
-        if constexpr (kRanks >= 2) store<2, kHalves>(params, place, tile, mine);
+        if constexpr (kRanks >= 2) store<2, kHalves>(params, place, tile, mine, d);
         break;
       case 2:
-        if constexpr (kRanks >= 4) store<4, kHalves>(params, place, tile, mine);
+        if constexpr (kRanks >= 4) store<4, kHalves>(params, place, tile, mine, d);
         break;
       default:
-        if constexpr (kRanks >= 8) store<8, kHalves>(params, place, tile, mine);
+        if constexpr (kRanks >= 8) store<8, kHalves>(params, place, tile, mine, d);
     }
   }
 
-  // Adds up and stores this rank's part of a tile.
+  // Adds up and stores this rank's part of a tile; `d` is where the thread's first run of it goes.
   template <int kSplit, int kHalves>
-  CUTLASS_DEVICE static void store(Params const& params, Place const& place, Tile const& tile, Share const& mine) {
-    int const batch = tile.batch, tile_row = tile.row(params, place);
+  CUTLASS_DEVICE static void store(Params const& params, Place const& place, Tile const& tile, Share const& mine,
+                                   ElementD* d) {
     ScaledParams const& scaled = params.scaled;
     LargestAbsolute largest;
     // Of each part of K the thread's next run, or, where K is not divided, all sums.
     int const wide = pitch(params.height), part_floats = kSplit > 1 ? params.runs * kRun : params.few_height * wide;
     auto const* sums = reinterpret_cast<float const*>(place.sums) + (kSplit > 1 ? int(threadIdx.x) * kRun : 0);
+    int const tile_row = tile.row(params, place), rows = params.rows - tile_row;
     int slow_at = mine.slow_at, fast_at = mine.fast_at;
 #pragma unroll 2
     for (int i = mine.first; i < mine.end; i += mine.step) {
-      int const other = params.turned ? fast_at : slow_at, run = params.turned ? slow_at : fast_at;
-      slow_at += mine.slow_step;
-      fast_at += mine.fast_step;
-      if (fast_at >= mine.fast) {
-        fast_at -= mine.fast;
-        ++slow_at;
-      }
+      int const other = params.turned ? fast_at : slow_at, row = kRun * (params.turned ? slow_at : fast_at);
       float4 parts[kSplit * kHalves];
       CUTLASS_PRAGMA_UNROLL
       for (int part = 0; part < kSplit * kHalves; ++part) {
-        float const* const from = sums + part * part_floats + (kSplit > 1 ? 0 : other * wide + run * kRun);
-        parts[part] = *reinterpret_cast<float4 const*>(from);
+        parts[part] =
+            *reinterpret_cast<float4 const*>(sums + part * part_floats + (kSplit > 1 ? 0 : other * wide + row));
       }
       if (kSplit > 1) sums += kConsumers * kRun;
       float4 sum = parts[0];
@@ -849,33 +933,49 @@ struct GemmFewSm90 {
         float4 const next = parts[part];
         sum = {sum.x + next.x, sum.y + next.y, sum.z + next.z, sum.w + next.w};
       }
-      float const values[kRun] = {sum.x, sum.y, sum.z, sum.w};
-      int const row = tile_row + kRun * run;
-      ElementD* const d = params.d + batch * params.d_batch + row * params.d_row + other * params.d_few;
-      ElementD const* const c = params.c + batch * params.c_batch + row * params.c_row + other * params.c_few;
-      cutlass::Array<ElementD, kRun> results;
-      cutlass::NumericConverter<ElementD, float> convert;
+      cutlass::Array<float, kRun> values;
+      values[0] = sum.x, values[1] = sum.y, values[2] = sum.z, values[3] = sum.w;
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < kRun; ++j) {
-        bool const inside = row + j < params.rows;
         float scale = mine.scale;
         if (kScaled && !mine.uniform) {
-          int const m = params.turned ? row + j : other, n = params.turned ? other : row + j;
-          scale = inside ? scaled.row(m, m + 1) * scaled.column(n, n + 1) : 0.0f;
+          int const m = params.turned ? tile_row + row + j : other, n = params.turned ? other : tile_row + row + j;
+          scale = row + j < rows ? scaled.row(m, m + 1) * scaled.column(n, n + 1) : 0.0f;
         }
-        float value = scale * values[j];
-        if (scaled.needs_c() && inside) value += scaled.beta * float(c[j * params.c_row]);
-        if (kScaled && inside) largest.see(value);
-        results[j] = convert(value * mine.scale_d);
+        values[j] *= scale;
       }
-      if (!params.turned && row + kRun <= params.rows && reinterpret_cast<uint64_t>(d) % sizeof(results) == 0) {
+      if (scaled.needs_c()) {
+        ElementD const* const c =
+            params.c + tile.batch * params.c_batch + (tile_row + row) * params.c_row + other * params.c_few;
+        CUTLASS_PRAGMA_UNROLL
+        for (int j = 0; j < kRun; ++j) {
+          if (row + j < rows) values[j] += scaled.beta * float(c[j * params.c_row]);
+        }
+      }
+      if constexpr (kScaled) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int j = 0; j < kRun; ++j) {
+          if (row + j < rows) largest.see(values[j]);
+          values[j] *= mine.scale_d;
+        }
+      }
+      auto const results = cutlass::NumericArrayConverter<ElementD, float, kRun>::convert(values);
+      if (!params.turned && row + kRun <= rows && reinterpret_cast<uint64_t>(d) % sizeof(results) == 0) {
         *reinterpret_cast<cutlass::AlignedArray<ElementD, kRun>*>(d) =
             reinterpret_cast<cutlass::AlignedArray<ElementD, kRun> const&>(results);
       } else {
         CUTLASS_PRAGMA_UNROLL
         for (int j = 0; j < kRun; ++j) {
-          if (row + j < params.rows) d[j * params.d_row] = results[j];
+          if (row + j < rows) d[j * params.d_row] = results[j];
         }
+      }
+      slow_at += mine.slow_step;
+      fast_at += mine.fast_step;
+      d += mine.d_step;
+      if (fast_at >= mine.fast) {
+        fast_at -= mine.fast;
+        ++slow_at;
+        d += mine.d_wrap;
       }
     }
     if (kScaled && scaled.amax != nullptr) largest.store(scaled.amax);

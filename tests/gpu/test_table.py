@@ -143,19 +143,20 @@ def test_divisions(info: ac.KernelInfo) -> None:
 
 @pytest.mark.parametrize("info", [info for info in TABLE if info.key.mainloop == FEW], ids=lambda info: info.name)
 def test_divisions_in_chains(info: ac.KernelInfo, torch: Any) -> None:
-    """Bound weights are requested before anything is waited for: by the time a warp comes to a stage it may be free."""
+    """Bound weights are requested before anything is waited for: by the time a warp comes to a stage it may be used."""
     runnable(info)
     unit = max(info.key.align_a, info.key.align_d)
-    launch = Launch(info.key, info, (2, 1000 * unit, 304 * unit))
-    b = settled_operand(operands.as_operand(launch.b))
-    for share, width in itertools.product(gemm_few_sm90.shares(info.key), (0, 48)):
-        made = launch.check(replace(launch.candidate(), swizzle=share, width=width))
-        made(launch.a, launch.b, None, out=launch.out.view)
-        wanted = launch.out.view.clone()
-        for _ in range(100):
-            made(launch.a, b, None, out=launch.out.view)
-        torch.cuda.synchronize()
-        assert_same_bits(launch.out.view, wanted)
+    for k in (304 * unit, 9 * unit):  # whole boxes, and one that K ends in
+        launch = Launch(info.key, info, (2, 1000 * unit, k))
+        b = settled_operand(operands.as_operand(launch.b))
+        for share, width in itertools.product(gemm_few_sm90.shares(info.key), (0, 48)):
+            made = launch.check(replace(launch.candidate(), swizzle=share, width=width))
+            made(launch.a, launch.b, None, out=launch.out.view)
+            wanted = launch.out.view.clone()
+            for _ in range(100):
+                made(launch.a, b, None, out=launch.out.view)
+            torch.cuda.synchronize()
+            assert_same_bits(launch.out.view, wanted)
 
 
 @pytest.mark.parametrize("info", [info for info in TABLE if info.key.mainloop == FEW], ids=lambda info: info.name)

@@ -6,8 +6,8 @@
 // and take tiles of equal height, which the launch chooses (`width` of its arguments): any multiple of 8 rows up to
 // 128, or of 16 up to 256 where the weights' rows are what is contiguous, so that the last wave is as full as the
 // others: a multiprocessor cannot draw the share of device memory's rate of those that have nothing to do. The thread
-// blocks of a cluster share the few rows, of which each loads some and sends them to all (multicast), or they divide K,
-// or both: `swizzle` of them, which is 1 or another power of 2, share, and have tiles side by side. Of those that
+// blocks of a cluster share the few rows, each sending to all what it loads of them (multicast), or they divide K, or
+// both: `swizzle` of them, which is 1 or another power of 2, share, and have tiles side by side. Of those that
 // divide K each stores a part of the tile: all write their sums into the shared memory of the one that stores them,
 // which adds them up in the order of the ranks: no workspace, and the same bits every time. Tiles of at most 64 rows
 // are multiplied by both warp groups, each taking half of K.
@@ -15,7 +15,8 @@
 // The launch before may still run when a kernel starts: nothing in global memory is touched before `griddepcontrol`
 // has waited for it, but for weights that are known not to be written (`bound`). Where such a launch leaves half of the
 // multiprocessors free, the next one starts when all weights have been requested (`late`): its own would take memory's
-// rate from them (measured: 10 to 15% of a launch).
+// rate from them (measured: 10 to 15% of a launch). Other launches request bound weights before their own warps have
+// met: nothing is read between one launch and the next.
 //
 // Functions without an annotation run on the host when nvcc compiles them, and on the device under NVRTC, whose
 // -default-device makes them device functions.
@@ -86,8 +87,8 @@ struct GemmFewSm90 {
                 2 * (kTallest + kFewOfTall) * kBoxBytes);
 
   struct Params {
-    // `rest` is for the rows of a tile of row-major weights that are no whole piece. `few` loads a step at once, but
-    // where K ends within one of its boxes: these are loaded one by one, by `few_box`.
+    // `rest` is for the rows of a tile of row-major weights that are no whole piece. `few` loads a step at once, except
+    // the one within one of whose boxes K ends: its boxes are loaded one by one, by `few_box`.
     cute::TmaDescriptor weights, rest, few, few_box;
     ElementD const* c;
     ElementD* d;
@@ -160,7 +161,7 @@ struct GemmFewSm90 {
     // Of several boxes of K, which is what is contiguous, one after the other: K as boxes, without a part of one.
     cute::TmaDescriptor boxes_map(int box_outer, int boxes) const {
       int64_t const batch = batches > 1 ? batch_stride : leading;
-      int const whole = inner / kBox > 0 ? inner / kBox : 1;  // of no whole box nothing is loaded
+      int const whole = inner / kBox > 0 ? inner / kBox : 1;  // without one only boxes beyond the end are loaded
       return encoded<4>(pointer, {uint64_t(kBox), uint64_t(outer), uint64_t(whole), uint64_t(batches)},
                         {uint64_t(leading) * sizeof(Element), uint64_t(kBoxBytes), uint64_t(batch) * sizeof(Element)},
                         {uint32_t(kBox), uint32_t(box_outer), uint32_t(boxes), 1});
@@ -245,7 +246,8 @@ struct GemmFewSm90 {
     result.d_batch = args.batch_stride_d;
     result.bound = (args.settled & (turn ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED)) != 0;
     result.late = result.bound && 2 * kRanks * result.clusters <= args.sm_count;
-    // While a launch before this one is still reading, on other multiprocessors, there is no haste.
+    // As many stages as the warp that requests the weights makes barriers for itself, each at most once: nobody has to
+    // give them back. While a launch before this one is still reading, on other multiprocessors, there is no haste.
     if (result.bound && !result.late) result.fresh = clamp(kInitAtOnce / result.stage_steps, 0, result.stages);
     result.scaled = ScaledParams::of(args);
     result.boxes = ceil_div(args.k, kBox);
@@ -409,7 +411,7 @@ struct GemmFewSm90 {
     }
   }
 
-  // The barriers of this thread block's weights are ready, as far as its warp has made them.
+  // Tells the others that the barriers which the warp that requests the weights makes are ready.
   CUTLASS_DEVICE static void announce_weights() {
     cutlass::arch::fence_barrier_init();
     cutlass::arch::NamedBarrier::arrive(kThreads, kWeightsReady);
@@ -489,7 +491,8 @@ struct GemmFewSm90 {
         uint64_t* const full = &place.barriers->full[stage * params.stage_steps];
         char* const to = place.stages + stage * params.stage_steps * place.step_bytes;
         // Who loads nothing into a stage must not wait for it: it may be used and given back before, and the wait would
-        // be for the time after that. So each stage has one of those that share the few rows, and not each step.
+        // be for the time after that. And who skips a round may come a phase early. So each stage has its few rows from
+        // one of those that share them, and always from the same.
         bool const loads = kWeights || (stage & (share - 1)) == place.member;
         if (loads && fresh == 0) Empty::wait(&place.barriers->empty[stage], phase);
         if (waits) {

@@ -16,7 +16,9 @@
 #include <cstdlib>
 #include <vector>
 
+#define ATOMR_CUTLASS_HEADERS_DIGEST ""  // nothing is recorded of these kernels
 #include "atomr_cutlass/gemm_few_sm90.h"
+#include "atomr_cutlass/row.h"
 #include "cutlass/bfloat16.h"
 
 namespace {
@@ -105,23 +107,7 @@ class Bench {
   bool time_cell(Problem const& of, Division const& as, double most, double (&found)[2]) const {
     using Cell =
         atomr_cutlass::GemmFewSm90<Element, LayoutB, Element, 128, kRanks, false, false, atomr_cutlass::LinearEpilogue>;
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim = {1, 1, unsigned(kRanks)};
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(1, 1, kRanks);
-    config.blockDim = dim3(Cell::kThreads);
-    config.dynamicSmemBytes = Cell::kSharedBytes;
-    config.stream = stream_;
-    config.attrs = attributes;
-    config.numAttrs = 1;
-    static int clusters = 0;
-    if (clusters == 0) {
-      CHECK(cudaFuncSetAttribute(kernel<Cell>, cudaFuncAttributeMaxDynamicSharedMemorySize, Cell::kSharedBytes));
-      CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel<Cell>, &config));
-    }
+    using Row = atomr_cutlass::Row<Cell, kernel<Cell>, nullptr>;
     size_t const a = padded(of.m, of.k), set = a + padded(of.n, of.k), d = padded(of.m, of.n);
     double const set_bytes = double(set) * sizeof(Element);
     size_t const sets =
@@ -129,26 +115,25 @@ class Bench {
     double const about = set_bytes / 2.9e6 + 2;  // microseconds
     int const launches = std::max(std::min(int(sets), kLaunchesAtLeast), int(kBurstMicroseconds / about) + 1);
     for (bool const bound : {false, true}) {
-      std::vector<typename Cell::Params> params;
-      for (size_t i = 0; i < std::min(sets, size_t(launches) + 1); ++i) {
+      std::vector<typename Cell::Params> params(std::min(sets, size_t(launches) + 1));
+      atomr_cutlass_launch launch{};  // the same for all sets
+      for (size_t i = 0; i < params.size(); ++i) {
         Args args{};
         args.m = of.m, args.n = of.n, args.k = of.k, args.batch = 1;
         args.a = operands_ + i * set, args.b = operands_ + i * set + a, args.d = results_ + i * d;
         args.lda = of.k, args.ldb = of.row_major_b ? of.n : of.k, args.ldc = args.ldd = of.n;
         args.alpha = 1, args.split_k = 1, args.swizzle = as.share, args.width = as.height;
-        args.sm_count = multiprocessors_, args.max_active_clusters = clusters;
+        args.sm_count = multiprocessors_;
         args.settled = bound ? ATOMR_CUTLASS_B_SETTLED : 0;
-        if (!Cell::can_implement(args)) return false;
-        params.push_back(Cell::params(args));
+        if (Row::supports(nullptr, &args) != ATOMR_CUTLASS_OK) return false;
+        CHECK(cudaError_t(Row::prepare(nullptr, &args, &params[i], &launch)));
       }
-      config.gridDim = Cell::grid(params[0]);
-      config.numAttrs = 2;
       cudaGraph_t graph{};
       cudaGraphExec_t replayed{};
       CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
       for (int i = 0; i <= launches; ++i) {
         if (i == 1) CHECK(cudaEventRecordWithFlags(begin_, stream_, cudaEventRecordExternal));
-        CHECK(cudaLaunchKernelEx(&config, kernel<Cell>, params[size_t(i) % params.size()]));
+        CHECK(cudaError_t(Row::launch(nullptr, &params[size_t(i) % params.size()], &launch, stream_)));
       }
       CHECK(cudaEventRecordWithFlags(end_, stream_, cudaEventRecordExternal));
       CHECK(cudaStreamEndCapture(stream_, &graph));
@@ -162,7 +147,7 @@ class Bench {
         CHECK(cudaStreamSynchronize(stream_));
         CHECK(cudaEventElapsedTime(&milliseconds, begin_, end_));
         time = milliseconds * 1000 / launches;
-        near = near && time <= most;
+        near = time <= most;
         if (!near) break;
       }
       CHECK(cudaGraphExecDestroy(replayed));
@@ -191,12 +176,13 @@ int main(int count, char** arguments) {
   while (std::scanf("%d %d %d %d %d", &problem.row_major_b, &problem.m, &problem.n, &problem.k, &divisions) == 5) {
     if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > seconds) break;
     std::printf("%d %d %d %d", problem.row_major_b, problem.m, problem.n, problem.k);
+    bool const fits = Bench::fits(problem);
     double best = HUGE_VAL;
     for (int i = 0; i < divisions; ++i) {
       Division as{};
       if (std::scanf("%d %d %d", &as.ranks, &as.share, &as.height) != 3) return 1;
       double found[2] = {};
-      if (!Bench::fits(problem) || !bench.time(problem, as, kFar * best, found)) continue;
+      if (!fits || !bench.time(problem, as, kFar * best, found)) continue;
       best = std::min(best, found[0]);
       std::printf(" %d %d %d %.2f %.2f", as.ranks, as.share, as.height, found[0], found[1]);
     }

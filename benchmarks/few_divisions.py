@@ -24,7 +24,7 @@ from facts import machine
 from shapes import Shape, draw, purpose
 
 from atomr_cutlass.jit import toolchain
-from atomr_cutlass.pipeline import devices, estimate
+from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.devices import Device
 
 PROGRAM = Path(__file__).with_suffix(".cu")
@@ -33,28 +33,23 @@ NEAR = 1.9
 WHAT = (
     "Microseconds of kernels for few rows (bf16) by division, in chains of launches: thread blocks of a cluster, how "
     "many of them share the few rows, rows of weights in a tile, and the time with weights that may be written and "
-    "with bound ones. Divisions that the model estimates at 1.9 times the fastest, or that take 1.75 times as long, "
-    "are left out."
+    f"with bound ones. Divisions that the model estimates at {NEAR} times the fastest, or that take 1.75 times as "
+    "long, are left out."
 )
 
 
-def divisions(shape: Shape, layouts: str, device: Device) -> list[tuple[int, int, int]]:
-    """The thread blocks of a cluster, those that share the few rows, and a tile's height, the likely ones first."""
-    m, n, k = shape.m, shape.n, shape.k
-    extents = (m, n, k, 1, k, k if layouts == "rc" else n, 0, 0)
-    found = sorted(
-        (seconds, ranks, share, height)
-        for ranks, key in fit_few.kernels(layouts).items()
-        for share, height, seconds, _ in estimate.model.few_samples(estimate.kernel_of(key), extents, device)
-    )
-    return [(ranks, share, height) for seconds, ranks, share, height in found if seconds < NEAR * found[0][0]]
+def near(shape: Shape, layouts: str, device: Device) -> list[tuple[int, int, int]]:
+    """The divisions (see `fit_few.divisions`) that are estimated near the fastest, the likely ones first."""
+    every = fit_few.divisions(shape.m, shape.n, shape.k, layouts, device)
+    found = sorted((seconds, division) for division, seconds, _ in every)
+    return [division for seconds, division in found if seconds < NEAR * found[0][0]]
 
 
 def lines(shapes: Sequence[Shape], device: Device) -> Iterator[str]:
     """The program's input."""
     for shape in shapes:
         for layouts in fit_few.LAYOUTS:
-            each = divisions(shape, layouts, device)
+            each = near(shape, layouts, device)
             numbers = (int(layouts == "rr"), shape.m, shape.n, shape.k, len(each), *(n for one in each for n in one))
             yield " ".join(map(str, numbers))
 
@@ -89,7 +84,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if purpose(arguments.seed) != "fitting":
         parser.error(f"seed {arguments.seed} is for acceptance")
-    shapes = [s for s in draw(["few rows"], arguments.count, arguments.seed, aligned=True) if s.batch == 1]
+    device = devices.get(0)
+    shapes = draw(["few rows"], arguments.count, arguments.seed, aligned=True)
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "few_divisions"
         subprocess.run(
@@ -98,7 +94,7 @@ def main() -> int:
             check=True,
         )  # fmt: skip
         timed = subprocess.run(
-            [program, str(arguments.seconds)], input="\n".join(lines(shapes, devices.get(0))), text=True,
+            [program, str(arguments.seconds)], input="\n".join(lines(shapes, device)), text=True,
             stdout=subprocess.PIPE, check=True,
         )  # fmt: skip
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -17,10 +17,11 @@ problems that the network has not seen, N times a Nth of all. Nothing is launche
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ from atomr_cutlass.generator.families import gemm_few_sm90
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.pipeline import estimate
+from atomr_cutlass.pipeline.devices import Device
 
 LAYOUTS = {"rc": "kFewAlongK", "rr": "kFewRows"}
 """The networks by the layouts of A and B."""
@@ -48,6 +50,7 @@ TRAINING = Training(
 )  # fmt: skip
 
 
+@functools.cache
 def kernels(layouts: str) -> dict[int, KernelKey]:
     """The kernels of bf16 in `full` by the thread blocks of their clusters."""
     wanted = [gemm_few_sm90.cell(CutlassDtype.BF16, layouts, ranks) for ranks in gemm_few_sm90.RANKS_OF_ROWS]
@@ -55,25 +58,32 @@ def kernels(layouts: str) -> dict[int, KernelKey]:
     return {key.cluster[2]: key for key in wanted if key in built}
 
 
+def divisions(
+    m: int, n: int, k: int, layouts: str, device: Device
+) -> Iterator[tuple[tuple[int, int, int], float, Sequence[float]]]:
+    """Every division of a problem: thread blocks in a cluster, how many share the few rows, rows of weights in a tile.
+
+    With it the seconds by the formula, and the network's inputs.
+    """
+    extents = (m, n, k, 1, k, k if layouts == "rc" else n, 0, 0)
+    for ranks, key in kernels(layouts).items():
+        for share, height, seconds, inputs in estimate.model.few_samples(estimate.kernel_of(key), extents, device):
+            yield (ranks, share, height), seconds, inputs
+
+
 def read(paths: Sequence[Path], before: Sequence[Path], layouts: str) -> Samples:
     """The divisions of files' problems with these layouts."""
-    keys = kernels(layouts)
     problem, weight, estimates, inputs, times = [], [], [], [], []
     count = 0
     for path in (path for path in (*paths, *before) if path.stem.endswith(layouts)):
         for run in json.loads(path.read_text(encoding="utf-8"))["runs"]:
             device = DEVICES[run["machine"]["gpu"]]
             for row in run["rows"]:
-                m, n, k = row["shape"]
-                extents = (m, n, k, 1, k, k if layouts == "rc" else n, 0, 0)
-                timed = {tuple(entry[:3]): entry[3:] for entry in row["times"] if entry[0] in keys}
+                timed = {tuple(entry[:3]): entry[3:] for entry in row["times"]}
                 found = [
-                    (timed[ranks, share, height], seconds, values)
-                    for ranks, key in keys.items()
-                    for share, height, seconds, values in estimate.model.few_samples(
-                        estimate.kernel_of(key), extents, device
-                    )
-                    if (ranks, share, height) in timed
+                    (timed[division], seconds, values)
+                    for division, seconds, values in divisions(*row["shape"], layouts, device)
+                    if division in timed
                 ]
                 least = [min(taken[place] for taken, *_ in found) for place in range(len(found[0][0]))]
                 for taken, seconds, values in found:

@@ -156,7 +156,7 @@ def fastest(problem: GemmProblem, sets: Sequence[Operands], device: devices.Devi
             plan = from_candidate(problem, candidate, PlanOptions(like=sets[0].a))
         except ac.UnsupportedError:
             return
-        bursts[len(plans)] = Burst(_planned(plan), sets, QUICK_SECONDS)
+        bursts[len(plans)] = Burst(planned(plan), sets, QUICK_SECONDS)
         plans.append(plan)
 
     for candidate in candidates:
@@ -172,7 +172,8 @@ def fastest(problem: GemmProblem, sets: Sequence[Operands], device: devices.Devi
     return plans[fastest_first(bursts, first=0)[0]]
 
 
-def _planned(plan: Plan) -> Call:
+def planned(plan: Plan) -> Call:
+    """A plan's launch, with a set of operands."""
     return lambda arrays: plan(arrays.a, arrays.b, out=arrays.out)
 
 
@@ -232,17 +233,17 @@ def compare(
     problem = our_problem(case, sets[0])
     plan = make(problem, like=sets[0].a, backend=sides.backend)
     calls: dict[str, Call] = {
-        "ours": _planned(plan),
+        "ours": planned(plan),
         "torch": torch_call(case),
     }
     found: dict[str, Any] = {"difference": relative_difference(calls, sets[0])}
     if sides.invariant:
-        calls["invariant"] = _planned(make(problem, like=sets[0].a, backend=sides.backend, batch_invariant=True))
+        calls["invariant"] = planned(make(problem, like=sets[0].a, backend=sides.backend, batch_invariant=True))
     if sides.bound and shape.m <= BOUND_ROWS:
         calls["bound"] = bound_weights(shape, case, sets)
     if number < sides.tuned:
         tuned = fastest(problem, sets, device)
-        calls["tuned"] = _planned(tuned)
+        calls["tuned"] = planned(tuned)
         found["tuned_kernel"] = _named(tuned)
     product = None
     if sides.lt is not None:

@@ -30,7 +30,7 @@ import fp8
 import gemm
 import torch
 from facts import machine, now
-from gemm_random import Pool, _planned
+from gemm_random import Pool, planned
 from harness import QUICK_SECONDS, Burst, Call, alternated, compile_ahead, gpu, torch_dtype
 from shapes import Shape, draw
 
@@ -108,7 +108,7 @@ def problems(shape: Shape, dtype: CutlassDtype, layouts: Sequence[str], pool: Po
             problem = gemm.our_problem(case, sets[0])
             yield Problem(
                 str(case), row | {"layouts": layout}, problem, sets,
-                lambda found, problem=problem, like=sets[0].a: _planned(
+                lambda found, problem=problem, like=sets[0].a: planned(
                     from_candidate(problem, found, PlanOptions(like=like))
                 ),
                 gemm.torch_call(case),

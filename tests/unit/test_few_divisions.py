@@ -26,7 +26,7 @@ def test_every_division_is_one_that_its_kernel_has(few):
     for shape in SHAPES:
         for layouts in few.fit_few.LAYOUTS:
             keys = few.fit_few.kernels(layouts)
-            found = few.divisions(shape, layouts, H100)
+            found = few.near(shape, layouts, H100)
             assert len(set(found)) == len(found) > 1
             for ranks, share, height in found:
                 assert share in gemm_few_sm90.shares(keys[ranks])

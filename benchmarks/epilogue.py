@@ -2,6 +2,7 @@
 
     python benchmarks/epilogue.py --out epilogue.json                      # --quick: three cases, fewer rounds
     python benchmarks/epilogue.py --fusions bias_gelu,quantize --out some.json
+    python benchmarks/epilogue.py --seed 7 --classes "few rows" --count 20 --fusions bias_silu --out random.json
 
 Timings are those of benchmarks/gemm.py: CUDA graphs of calls that rotate through more operands than L2 holds, the sides
 alternating with pauses. All sides but ours leave their results to PyTorch's allocator; they are kept as long as the
@@ -31,6 +32,7 @@ with warnings.catch_warnings():
 import fp8
 from harness import AGREEMENT, LARGEST, SETS_AT_MOST, Results, compared, gpu, means, set_count, torch_dtype
 from harness import difference as apart
+from shapes import CLASSES, draw, purpose
 
 import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
@@ -196,6 +198,12 @@ def comparison(fusions: Sequence[str], *, quick: bool) -> list[Case]:
     cases += [Case("bias_gelu", kind, m, 4096, 4096) for m in (128, 1024) for kind in ("bf16", "f16")]
     cases += [Case("bias_gelu", "bf16", *shape) for shape in ((2304, 2304, 2304), (1288, 4120, 2072))]
     return [case for case in (few if quick else cases) if case.fusion in fusions]
+
+
+def drawn(fusions: Sequence[str], classes: Sequence[str], count: int, seed: int) -> list[Case]:
+    """Cases of bf16 with shapes drawn at random, each with every fusion: aligned rows (see shapes.py)."""
+    shapes = draw(classes, count, seed, aligned=True)
+    return [Case(name, "bf16", shape.m, shape.n, shape.k) for shape in shapes for name in fusions]
 
 
 @dataclass
@@ -425,6 +433,9 @@ def main() -> int:
     parser.add_argument(
         "--fusions", type=lambda text: text.split(","), default=list(FUSIONS), help=f"of {', '.join(FUSIONS)}"
     )
+    parser.add_argument("--seed", type=int, help="of shapes drawn at random, in place of the named ones")
+    parser.add_argument("--count", type=int, default=20, help="--seed: shapes of each class")
+    parser.add_argument("--classes", default="few rows,mid,large", help=f"--seed: of {', '.join(CLASSES)}")
     parser.add_argument("--mode", help="of torch.compile, such as max-autotune-no-cudagraphs")
     parser.add_argument("--rounds", type=int, default=15, help="rounds of the comparison")
     parser.add_argument("--seconds", type=float, default=500.0, help="start no case after this time")
@@ -436,8 +447,12 @@ def main() -> int:
     device = gpu()
     if device is None:
         return 1
-    results = Results(arguments.out, mode=arguments.mode or "default")
-    cases = comparison(arguments.fusions, quick=arguments.quick)
+    seeds = {} if arguments.seed is None else {"seeds": {arguments.seed: purpose(arguments.seed)}}
+    results = Results(arguments.out, mode=arguments.mode or "default", **seeds)
+    if arguments.seed is None:
+        cases = comparison(arguments.fusions, quick=arguments.quick)
+    else:
+        cases = drawn(arguments.fusions, arguments.classes.split(","), arguments.count, arguments.seed)
     compile_ahead(cases, device, arguments.jobs, arguments.mode)
     print(f"{'time over ours of':<36}{'ours, us':>10}{''.join(f'{side:>12}' for side in SIDES)}")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
-from ..epilogue.lower import LINEAR, SCALED, split
+from ..epilogue.lower import COMMON, LINEAR, SCALED, SCALED_COMMON, has_tree
 from ..key import COLUMN, ROW, KernelKey
 from ..rules import BLOCKWISE, FEW, FP8_TYPES, HALF_TYPES, Status, along_k, no, supports_gemm
 from . import dsmem_sm90
@@ -33,11 +33,9 @@ RANKS_OF_ROWS = (1, 2, 4, 8)
 
 def supports(key: KernelKey) -> Status:
     """Whether a key of this family compiles without spilling."""
-    common = supports_gemm(key, (LINEAR, SCALED))
+    common = supports_gemm(key, (LINEAR, SCALED, COMMON, SCALED_COMMON))
     if not common:
         return common
-    if split(key.epilogue)[1]:
-        return no("kernels for few rows have no epilogue trees")
     if not (key.a in (*HALF_TYPES, *FP8_TYPES) or key.math == "tf32") or key.a is not key.b:
         return no(f"kernels for few rows multiply f16, bf16, tf32 and fp8 of one type, not {key.a.value} ({key.math})")
     scaled = key.scale_type or any(key.scale_granularity)
@@ -77,6 +75,7 @@ def values(key: KernelKey) -> dict[str, str]:
     """The values of the template."""
     promoted = key.a in FP8_TYPES and key.math == "default"
     return {
+        "header": "gemm_few_sm90_tree" if has_tree(key.epilogue) else "gemm_few_sm90",
         "few": str(key.tile[1]),
         "ranks": str(key.cluster[2]),
         "promoted": "true" if promoted else "false",
@@ -104,11 +103,16 @@ def cells(arch: SmArch) -> Iterator[Cell]:
         # On random shapes single thread blocks gain nothing over these; each of these 0.2 to 1% over the others.
         for ranks in RANKS_OF_ROWS[1:]:
             yield FULL if ranks == 4 or a is D.BF16 else ON_DEMAND, cell(a, ROW + ROW, ranks)
+        # For results in f32 the cluster that alone loses least.
+        yield FULL if a is D.BF16 else ON_DEMAND, cell(a, ROW + COLUMN, 4, d=D.F32)
+        yield FULL if a is D.BF16 else ON_DEMAND, cell(a, ROW + ROW, 8, d=D.F32)
     for ranks in (1, 4):
         yield FULL, cell(D.F32, ROW + COLUMN, ranks, math="tf32")
     for ranks in (1, 4):
         yield FULL, cell(D.F8E4M3, ROW + COLUMN, ranks, d=D.BF16, epilogue=SCALED)
-    # These serve fast accumulation too: kernels for that would gain 0.06%.
+    for d in (D.F16, D.F32):
+        yield ON_DEMAND, cell(D.F8E4M3, ROW + COLUMN, 4, d=d, epilogue=SCALED)
+    # Those of full accumulation serve fast accumulation too: kernels for that would gain 0.06%.
     yield ON_DEMAND, cell(D.F8E4M3, ROW + COLUMN, 2, d=D.BF16, math="fast", epilogue=SCALED)
     plain = cell(D.F8E4M3, ROW + COLUMN, 4, d=D.BF16, epilogue=SCALED)
     tile = (MOST, MOST_BLOCK_SCALED, plain.tile[2])
@@ -126,5 +130,6 @@ FAMILY = Family(
     compile_seconds=2.5,
     compile_mb=1200,
     mainloops=(FEW,),
+    trees=True,
     waits=True,
 )

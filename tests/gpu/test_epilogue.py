@@ -5,6 +5,7 @@ compiles them side by side before.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +19,11 @@ from atomr_cutlass.arrays import numerics
 from atomr_cutlass.epilogue import functions as evt
 from atomr_cutlass.epilogue import validate
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.generator.epilogue.tree import RESULT
+from atomr_cutlass.generator.families import gemm_few_sm90
+from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import devices
+from atomr_cutlass.pipeline.planning import PlanOptions
 from gpu_matrices import assert_same_bits
 from gpu_trees import Arrays, assert_as_unfused, assert_right, call, host, plan_of, results_of
 from random_trees import is_special, to_torch
@@ -77,6 +82,21 @@ def test_every_kind_of_kernel(case: Case, few: bool, monkeypatch: pytest.MonkeyP
         case = dataclasses.replace(case, seed=seed)
         arrays.fill(case.values())
         plan(*arrays.in_order)
+        arrays.assert_right()
+
+
+@pytest.mark.parametrize("case", tree_cases.few().values(), ids=str)
+def test_few_rows(case: Case) -> None:
+    """However a kernel for few rows divides the problem among thread blocks, also one tile after the other."""
+    arrays = Arrays(case)
+    candidate = case.candidate(devices.get(0))
+    shares, widths = gemm_few_sm90.shares(candidate.key), gemm_few_sm90.widths(candidate.key, min(case.m, case.n))
+    for share, width in itertools.product(shares, widths):
+        for name in (RESULT, *arrays.outputs):
+            arrays[name].fill_(1)
+        divided = dataclasses.replace(candidate, swizzle=share, width=width)
+        options = PlanOptions(alpha=case.alpha, beta=case.beta, like=arrays["a"])
+        from_candidate(case.problem, divided, options, fusion=case.fusion)(*arrays.in_order)
         arrays.assert_right()
 
 

@@ -300,7 +300,7 @@ def case_gemm() -> None:
 
 
 def case_dense_gemm() -> None:
-    compare(dense("gemm"), 20)
+    compare(dense("gemm"), 15)
 
 
 def case_dense_gemm_with_bias_and_activation() -> None:

@@ -27,7 +27,7 @@ from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.common import bias_and_activation
 from atomr_cutlass.generator.epilogue.tree import MASK, MATRIX, ROW, EpilogueVisitorTree, Output
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.generator.rules import accumulator
+from atomr_cutlass.generator.rules import FEW, accumulator
 from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch
 from atomr_cutlass.ops.gemm.problem import GemmProblem, fused_problems
@@ -564,13 +564,37 @@ def cells() -> Mapping[str, Case]:
     return made
 
 
+_FEW: tuple[tuple[D, D, str, tuple[int, int, int], int], ...] = (
+    (D.BF16, D.BF16, "rcr", (37, 1032, 264), 4),
+    (D.BF16, D.F32, "rcr", (1000, 21, 1032), 4),  # A's rows lie along the tiles
+    (D.F16, D.F16, "rrr", (90, 2056, 72), 4),
+    (D.BF16, D.BF16, "rrr", (9, 4104, 520), 8),  # tiles of up to 256 columns
+    (D.BF16, D.F8E4M3, "rcr", (128, 640, 1160), 1),
+    (D.F8E4M3, D.BF16, "rcr", (17, 1040, 784), 4),
+)
+"""Types of operands and of the result, layouts, extents, and thread blocks in a cluster."""
+
+
+@functools.cache
+def few() -> Mapping[str, Case]:
+    """`everything` on kernels for few rows, by name."""
+    made = {}
+    for a, d, layouts, shape, ranks in _FEW:
+        name = f"few-{a.value}-{d.value}-{layouts}-{_word(shape)}-{ranks}"
+        made[name] = _traced(
+            everything, a, d, shape, name=name, layouts=layouts, cell={"mainloop": FEW, "cluster": (1, 1, ranks)},
+            scale=D.F32, bias=D.BF16, rows=D.F32, other=d, kept=None,
+        )  # fmt: skip
+    return made
+
+
 def _word(value: Any) -> str:
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def needed() -> Iterator[Case]:
     """Every case whose kernel the tests launch."""
-    return itertools.chain(cases(), common().values(), cells().values())
+    return itertools.chain(cases(), common().values(), cells().values(), few().values())
 
 
 def keys(device: Device) -> list[KernelKey]:

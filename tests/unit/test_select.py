@@ -537,7 +537,7 @@ def test_an_empty_table_names_the_cell_and_the_knob_that_adds_it(monkeypatch: py
 
 def test_a_cell_of_a_larger_preset_is_named_with_that_preset(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_table.install(monkeypatch, fake_table.rows_of("default", [SmArch.SM90A]))
-    error = _refusal(_problem(64, 64, 64, layouts="ccr"))
+    error = _refusal(_problem(256, 256, 64, layouts="ccr"))
     assert isinstance(error, KernelNotFoundError)
     assert "ATOMR_CUTLASS_PRESET=full" in str(error)
     assert "layouts ccr" in str(error)

@@ -14,6 +14,7 @@ from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, UnsupportedError, _core
 from atomr_cutlass.generator.families.transpose import transpose
 from atomr_cutlass.generator.matrix import cells, supports
+from atomr_cutlass.generator.rules import FEW
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate, make
 from atomr_cutlass.ops.gemm.problem import GemmProblem
@@ -89,13 +90,38 @@ def test_small_products_of_ieee_f32_are_not_worth_a_copy() -> None:
 @pytest.mark.parametrize(
     ("extents", "layouts", "copied"),
     [
+        ((128, 512, 512), "cr", {"a"}),
+        ((64, 512, 512), "cc", {"a"}),
+        ((512, 64, 512), "rr", {"b"}),
+        ((64, 512, 512), "rr", set()),
+        ((512, 64, 512), "cr", set()),
+        ((136, 512, 512), "cr", set()),
+        ((512, 136, 512), "rr", set()),
+        ((64, 512, 517), "cr", {"a"}),  # rows of the copy are padded
+    ],
+)
+def test_few_rows_that_are_not_contiguous_along_k_are_copied(
+    extents: tuple[int, int, int], layouts: str, copied: set[str]
+) -> None:
+    """Kernels for few rows or columns of D read the few along K; both operands are aligned for TMA."""
+    for dtype in (D.BF16, D.F16):
+        search = GemmSearch(product(*extents, layouts, dtype, "default"), H200)
+        found = [each for group in search.formulations for each in group if each.copied is not None]
+        assert {formulation.copied.operand for formulation in found if formulation.copied} == copied
+        chosen = select.rank_cells(search)[0]
+        assert (chosen.formulation.copied is not None) == (chosen.key.mainloop == FEW and bool(copied))
+
+
+@pytest.mark.parametrize(
+    ("extents", "layouts", "copied"),
+    [
         ((64, 97, 128), "rr", {"b"}),
         ((64, 97, 128), "rc", set()),
         ((64, 97, 129), "rr", set()),
         ((65, 96, 128), "cr", {"a"}),
         ((65, 96, 128), "cc", {"a"}),
         ((65, 97, 128), "cr", set()),
-        ((64, 96, 129), "cr", set()),
+        ((64, 96, 129), "cr", {"a"}),  # few rows
     ],
 )
 def test_rows_of_odd_length_are_copied_if_the_other_operand_is_aligned(

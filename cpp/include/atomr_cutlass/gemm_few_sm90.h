@@ -40,6 +40,24 @@
 
 namespace atomr_cutlass {
 
+// What an epilogue computes of a run's sums, scales and C besides; nothing, unless it is a tree
+// (gemm_few_sm90_tree.h).
+template <class Epilogue>
+struct FewTree {
+  static constexpr bool kIsTree = false, kScaled = cute::is_same_v<Epilogue, ScaledEpilogue>, kSource = false;
+  static constexpr int kStagedBytes = 0;
+  struct Params {
+    static Params of(atomr_cutlass_gemm_args const&) { return {}; }
+  };
+  struct Thread {
+    CUTLASS_DEVICE Thread(Params const&, char*) {}
+  };
+  template <class Element, int kCount>
+  CUTLASS_DEVICE static cutlass::Array<Element, kCount> results(cutlass::Array<float, kCount> const& values) {
+    return cutlass::NumericArrayConverter<Element, float, kCount>::convert(values);
+  }
+};
+
 // A is row-major. Of a column-major B either operand may be the weights, of a row-major B only B. `kFew` is the most
 // rows or columns of D that a cell serves, `kRanks` the thread blocks of a cluster. With `kPromoted` the tensor cores'
 // sums of fp8, of which 14 bits count, are added to others in float after each box of K; with `kBlockScaled` times the
@@ -49,7 +67,8 @@ template <class Element, class LayoutB, class ElementD, int kFew, int kRanks, bo
 struct GemmFewSm90 {
   using Args = atomr_cutlass_gemm_args;
 
-  static constexpr bool kScaled = cute::is_same_v<Epilogue, ScaledEpilogue>;
+  using Tree = FewTree<Epilogue>;
+  static constexpr bool kIsTree = Tree::kIsTree, kScaled = Tree::kScaled;
   static constexpr bool kAlongK = cute::is_same_v<LayoutB, cutlass::layout::ColumnMajor>;
   static constexpr int kBoxBytes = 128;  // bytes of K of a row that a TMA load takes at once: the swizzle's width
   static constexpr int kBox = kBoxBytes / int(sizeof(Element));
@@ -77,13 +96,14 @@ struct GemmFewSm90 {
   // the others as it is wide, whether or not they were loaded: what follows the last stage must be there.
   static constexpr int kSharedBytes = 227 * 1024;
   static constexpr int kBarrierBytes = 1024;
+  static constexpr int kSumsOffset = kBarrierBytes + Tree::kStagedBytes;
   static constexpr int kOverrun = 8192;
   static constexpr int kMaxStages = 32, kMaxSteps = 64;
   static constexpr int kInitAtOnce = 8;  // barriers, without a branch: more than there are do no harm
   static_assert(kMaxSteps % kInitAtOnce == 0 && kMaxStages % kInitAtOnce == 0);
   static constexpr int kStageBytes = 64 * 1024;
   // A stage is given back while the next one is multiplied: with a single one all would wait for ever.
-  static_assert(kSharedBytes - kOverrun - kBarrierBytes - (kTallest + 8) * kFewOfTall * int(sizeof(float)) >=
+  static_assert(kSharedBytes - kOverrun - kSumsOffset - (kTallest + 8) * kFewOfTall * int(sizeof(float)) >=
                 2 * (kTallest + kFewOfTall) * kBoxBytes);
 
   struct Params {
@@ -111,6 +131,7 @@ struct GemmFewSm90 {
     int32_t odd_step;  // the step within one of whose boxes K ends, or -1
     int32_t runs;  // that a thread block stores of a tile, rounded up; see Runs
     ScaledParams scaled;
+    typename Tree::Params tree;
     // Scales of blocks: strides from one to the next along the weights' rows or the few, and along K. Several rows or
     // few may have one: their number is 1 << bits.
     float const *weights_scale, *few_scale;
@@ -207,7 +228,7 @@ struct GemmFewSm90 {
     result.runs = ceil_div(result.height / kRun * few, kInTurn * split) * kInTurn;
     int const sums = split > 1 ? split * result.runs * kRun : result.few_height * pitch(result.height);
     int const sums_bytes = (result.halved ? 2 : 1) * sums * int(sizeof(float));
-    result.stages_offset = ceil_div(kBarrierBytes + sums_bytes, 1024) * 1024;
+    result.stages_offset = ceil_div(kSumsOffset + sums_bytes, 1024) * 1024;
     int const box_bytes = weights_bytes(result.height) + result.few_height * kBoxBytes;
     int const stages_bytes = kSharedBytes - kOverrun - result.stages_offset;
     // Narrow instructions are soon done: two boxes of them are issued at once.
@@ -250,6 +271,7 @@ struct GemmFewSm90 {
     // give them back. While a launch before this one is still reading, on other multiprocessors, there is no haste.
     if (result.bound && !result.late) result.fresh = clamp(kInitAtOnce / result.stage_steps, 0, result.stages);
     result.scaled = ScaledParams::of(args);
+    result.tree = Tree::Params::of(args);
     result.boxes = ceil_div(args.k, kBox);
     if constexpr (kBlockScaled) {
       result.scaled.scale_a = result.scaled.scale_b = nullptr;
@@ -273,7 +295,8 @@ struct GemmFewSm90 {
   CUTLASS_DEVICE static void run(Params const& params, char* shared) {
     Place place;
     place.barriers = reinterpret_cast<Barriers*>(shared);
-    place.sums = shared + kBarrierBytes;
+    place.staged = shared + kBarrierBytes;
+    place.sums = shared + kSumsOffset;
     place.stages = shared + params.stages_offset;
     int const rank = int(blockIdx.z), split = 1 << params.split_bits, share = 1 << params.share_bits;
     place.part = rank >> params.share_bits;
@@ -292,15 +315,16 @@ struct GemmFewSm90 {
     if (cute::elect_one_sync()) {
       Barriers& barriers = *place.barriers;
       if (warp == kWeightsWarp) {
-        init<Full>(barriers.full, 0, 1, 1);
+        init<Full>(barriers.full, 0, kInitAtOnce, 1);
         cutlass::arch::fence_view_async_shared();
       } else if (warp == kFewWarp) {
         cute::prefetch_tma_descriptor(&params.weights);
         cute::prefetch_tma_descriptor(&params.few);
+        if (params.odd_step >= 0) cute::prefetch_tma_descriptor(&params.few_box);
         if (!kAlongK && params.height % kPiece != 0) cute::prefetch_tma_descriptor(&params.rest);
       } else if (warp < kBarrierWarps) {
         if (warp == 0) {
-          init<Empty>(barriers.empty, 0, params.stages, (params.halved || params.height > 64 ? 8 : 4) * share);
+          init<Empty>(barriers.empty, 0, params.stages, kConsumers / 32 * share);
           Full::init(&barriers.sums_full, 1);
           Empty::init(&barriers.sums_empty, split * kConsumers / 32);
         } else {
@@ -353,6 +377,7 @@ struct GemmFewSm90 {
 
   struct Place {
     Barriers* barriers;
+    char* staged;  // rows and columns of a tree
     char* sums;
     char* stages;
     int part, member, first_member;  // of K, among those that share the few rows, and the rank of their first
@@ -588,11 +613,11 @@ struct GemmFewSm90 {
       fast_at = first - slow_at * fast;
       slow_step = step / fast;
       fast_step = step - slow_step * fast;
-      int const along = runs.turned ? 1 : kRun;
+      int const to_next = runs.turned ? 1 : kRun;
       int64_t const across = runs.turned ? kRun * params.d_row : params.d_few;
-      d_first = slow_at * across + fast_at * along;
-      d_step = slow_step * across + fast_step * along;
-      d_wrap = across - fast * along;
+      d_first = slow_at * across + fast_at * to_next;
+      d_step = slow_step * across + fast_step * to_next;
+      d_wrap = across - fast * to_next;
       if constexpr (kScaled) {
         ScaledParams const& scaled = params.scaled;
         scale_d = scaled.output();
@@ -606,9 +631,17 @@ struct GemmFewSm90 {
     int const lane = int(threadIdx.x) % 32, split = 1 << params.split_bits;
     Turn turn;
     Share const mine(params, place);
+    typename Tree::Thread tree(params.tree, place.staged);
     for (Tile tile(params); tile.index < params.tiles; tile.next(params)) {
       ElementD* const d =
           params.d + tile.batch * params.d_batch + tile.row(params, place) * params.d_row + mine.d_first;
+      if constexpr (kIsTree) {
+        if (!turn.first) cutlass::arch::NamedBarrier::sync(kConsumers, kAmongConsumers);  // what was staged was read
+        bool const turn_over = params.turned;
+        int const row = tile.row(params, place);
+        tree.begin(turn_over ? row : 0, turn_over ? 0 : row, turn_over ? params.rows : params.few_rows,
+                   turn_over ? params.few_rows : params.rows, tile.batch, kConsumers);
+      }
       if (kTallest > kRows && params.height > kRows) {
         multiply_times<kTallest / kRows>(params, place, tile, warp, mine, turn);
       } else {
@@ -616,14 +649,16 @@ struct GemmFewSm90 {
       }
       if (divides_k(params)) {
         wait_for_cluster(&place.barriers->sums_full, turn.tile_phase);
+        if constexpr (kIsTree) cutlass::arch::NamedBarrier::sync(kConsumers, kAmongConsumers);  // all have staged
       } else {
         cutlass::arch::NamedBarrier::sync(kConsumers, kAmongConsumers);
       }
       if (params.halved) {
-        store_parts<2>(params, place, tile, mine, d);
+        store_parts<2>(params, place, tile, mine, tree, d);
       } else {
-        store_parts<1>(params, place, tile, mine, d);
+        store_parts<1>(params, place, tile, mine, tree, d);
       }
+      if constexpr (kIsTree) tree.end();
       if constexpr (kRanks > 1) {
         // The others write the next tile's sums when all have read these, if there is a next one: a thread block may
         // leave when its own have come.
@@ -685,13 +720,15 @@ struct GemmFewSm90 {
     } else if (kFew == 32 || params.few_height <= 32) {
       multiply<32, kPair, kTimes>(params, place, tile, warp, mine, turn);
     } else if constexpr (kFew > 32) {
-      if (params.few_height <= 64) {
+      if (kTimes > 1 || params.few_height <= 64) {
         params.group == kPair ? multiply<64, kPair, kTimes>(params, place, tile, warp, mine, turn)
                               : multiply<64, 1, kTimes>(params, place, tile, warp, mine, turn);
-      } else if (params.few_height <= 96) {
-        multiply<96, 1, kTimes>(params, place, tile, warp, mine, turn);
-      } else {
-        multiply<128, 1, kTimes>(params, place, tile, warp, mine, turn);
+      } else if constexpr (kTimes == 1) {
+        if (params.few_height <= 96) {
+          multiply<96, 1>(params, place, tile, warp, mine, turn);
+        } else {
+          multiply<128, 1>(params, place, tile, warp, mine, turn);
+        }
       }
     }
   }
@@ -703,7 +740,6 @@ struct GemmFewSm90 {
                                       Share const& mine, Turn& turn) {
     int const half = params.halved ? warp / 4 : 0, lane = int(threadIdx.x) % 32;
     int const first_row = params.halved ? 0 : warp / 4 * 64;
-    bool const multiplies = first_row < params.height;
     // Of 64 rows of weights and the few that an instruction is wide: in registers 4 i to 4 i + 3 a thread has the sums
     // of two rows of weights, 8 apart, and of two neighbours of the few from 8 i on.
     constexpr int kSums = kWide / 2;
@@ -722,72 +758,69 @@ struct GemmFewSm90 {
       }
     };
     static_assert(kTimes == 1 || !kPromoted);
-    if (multiplies) {
-      float part[kPromoted ? kSums : 1] = {};
-      bool add = false;
-      // A thread's first row of weights; the scales of a box are read while the one before is multiplied.
-      int const row = tile.row(params, place) + first_row + warp % 4 * 16 + lane / 4;
-      BoxScales<kWide> scales, next_scales;
-      next_scales.load(params, row, place.first_step * params.step + half * kGroup);
-      int in_stage = 0, before = -1;  // steps, and the stage of which the last ones are being multiplied
-      for (int step = place.first_step; step < place.end_step; ++step) {
-        int const at = turn.stage * params.stage_steps + in_stage;
-        Full::wait(&place.barriers->full[at], turn.phase);
-        char* const first = place.stages + at * place.step_bytes;
-        char* const weights = first + half * kGroup * place.weights_bytes + first_row * kBoxBytes;
-        char* const few = first + params.step * place.weights_bytes + half * kGroup * place.few_bytes;
-        uint64_t const a = wgmma_descriptor<!kAlongK, kBox>(weights), b = wgmma_descriptor<false, kWide>(few);
-        if constexpr (kPromoted) {
-          CUTLASS_PRAGMA_UNROLL
-          for (int i = 0; i < kGroup; ++i) {
-            wgmma_fence(part);
-            wgmma_arrive();
-            box_product<kWide>(a + i * place.weights_bytes / 16, b + i * place.few_bytes / 16, part, false);
-            wgmma_commit();
-            scales = next_scales;
-            int const box = step * params.step + half * kGroup + i;
-            next_scales.load(params, row, i < kGroup - 1 ? box + 1 : box + 1 - kGroup + params.step);
-            wgmma_wait<0>();
-            wgmma_fence(part);
-            CUTLASS_PRAGMA_UNROLL
-            for (int j = 0; j < kSums; ++j) {
-              sums[0][j] +=
-                  kBlockScaled ? scales.rows[j / 2 % 2] * scales.columns[j / 4 * 2 + j % 2] * part[j] : part[j];
-            }
-          }
-        } else {
-          fence();
+    float part[kPromoted ? kSums : 1] = {};
+    bool add = false;
+    // A thread's first row of weights; the scales of a box are read while the one before is multiplied.
+    int const row = tile.row(params, place) + first_row + warp % 4 * 16 + lane / 4;
+    BoxScales<kWide> scales, next_scales;
+    next_scales.load(params, row, place.first_step * params.step + half * kGroup);
+    int in_stage = 0, before = -1;  // steps, and the stage of which the last ones are being multiplied
+    for (int step = place.first_step; step < place.end_step; ++step) {
+      int const at = turn.stage * params.stage_steps + in_stage;
+      Full::wait(&place.barriers->full[at], turn.phase);
+      char* const first = place.stages + at * place.step_bytes;
+      char* const weights = first + half * kGroup * place.weights_bytes + first_row * kBoxBytes;
+      char* const few = first + params.step * place.weights_bytes + half * kGroup * place.few_bytes;
+      uint64_t const a = wgmma_descriptor<!kAlongK, kBox>(weights), b = wgmma_descriptor<false, kWide>(few);
+      if constexpr (kPromoted) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kGroup; ++i) {
+          wgmma_fence(part);
           wgmma_arrive();
-          CUTLASS_PRAGMA_UNROLL
-          for (int i = 0; i < kGroup; ++i) {
-            CUTLASS_PRAGMA_UNROLL
-            for (int j = 0; j < kTimes; ++j) {
-              box_product<kWide>(a + (i * place.weights_bytes + j * kRows * kBoxBytes) / 16,
-                                 b + i * place.few_bytes / 16, sums[j], i > 0 || add);
-            }
-          }
-          add = true;
+          box_product<kWide>(a + i * place.weights_bytes / 16, b + i * place.few_bytes / 16, part, false);
           wgmma_commit();
-          wgmma_wait<1>();
-          fence();
-        }
-        if (before >= 0) {
-          release(before);
-          before = -1;
-        }
-        if (++in_stage == params.stage_steps || step + 1 == place.end_step) {
-          in_stage = 0;
-          before = turn.stage;
-          if (++turn.stage == params.stages) {
-            turn.stage = 0;
-            turn.phase ^= 1;
+          scales = next_scales;
+          int const box = step * params.step + half * kGroup + i;
+          next_scales.load(params, row, i < kGroup - 1 ? box + 1 : box + 1 - kGroup + params.step);
+          wgmma_wait<0>();
+          wgmma_fence(part);
+          CUTLASS_PRAGMA_UNROLL
+          for (int j = 0; j < kSums; ++j) {
+            sums[0][j] += kBlockScaled ? scales.rows[j / 2 % 2] * scales.columns[j / 4 * 2 + j % 2] * part[j] : part[j];
           }
+        }
+      } else {
+        fence();
+        wgmma_arrive();
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kGroup; ++i) {
+          CUTLASS_PRAGMA_UNROLL
+          for (int j = 0; j < kTimes; ++j) {
+            box_product<kWide>(a + (i * place.weights_bytes + j * kRows * kBoxBytes) / 16, b + i * place.few_bytes / 16,
+                               sums[j], i > 0 || add);
+          }
+        }
+        add = true;
+        wgmma_commit();
+        wgmma_wait<1>();
+        fence();
+      }
+      if (before >= 0) {
+        release(before);
+        before = -1;
+      }
+      if (++in_stage == params.stage_steps || step + 1 == place.end_step) {
+        in_stage = 0;
+        before = turn.stage;
+        if (++turn.stage == params.stages) {
+          turn.stage = 0;
+          turn.phase ^= 1;
         }
       }
-      wgmma_wait<0>();
-      fence();
-      release(before);
     }
+    wgmma_wait<0>();
+    fence();
+    release(before);
     __syncwarp();  // single lanes have released stages
     if (turn.first) {
       // No thread block writes into another before that one has its barriers.
@@ -801,11 +834,9 @@ struct GemmFewSm90 {
     if (divides_k(params) && threadIdx.x == 0) {
       Full::arrive_and_expect_tx(&place.barriers->sums_full, mine.bytes << (params.split_bits + params.halved));
     }
-    if (multiplies) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kTimes; ++i) {
-        leave<kWide>(params, place, half, first_row + i * kRows + warp % 4 * 16, sums[i]);
-      }
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kTimes; ++i) {
+      leave<kWide>(params, place, half, first_row + i * kRows + warp % 4 * 16, sums[i]);
     }
   }
 
@@ -895,24 +926,24 @@ struct GemmFewSm90 {
 
   template <int kHalves>
   CUTLASS_DEVICE static void store_parts(Params const& params, Place const& place, Tile const& tile, Share const& mine,
-                                         ElementD* d) {
+                                         typename Tree::Thread& tree, ElementD* d) {
     switch (params.split_bits) {
-      case 0: store<1, kHalves>(params, place, tile, mine, d); break;
+      case 0: store<1, kHalves>(params, place, tile, mine, tree, d); break;
       case 1:
-        if constexpr (kRanks >= 2) store<2, kHalves>(params, place, tile, mine, d);
+        if constexpr (kRanks >= 2) store<2, kHalves>(params, place, tile, mine, tree, d);
         break;
       case 2:
-        if constexpr (kRanks >= 4) store<4, kHalves>(params, place, tile, mine, d);
+        if constexpr (kRanks >= 4) store<4, kHalves>(params, place, tile, mine, tree, d);
         break;
       default:
-        if constexpr (kRanks >= 8) store<8, kHalves>(params, place, tile, mine, d);
+        if constexpr (kRanks >= 8) store<8, kHalves>(params, place, tile, mine, tree, d);
     }
   }
 
   // Adds up and stores this rank's part of a tile; `d` is where the thread's first run of it goes.
   template <int kSplit, int kHalves>
   CUTLASS_DEVICE static void store(Params const& params, Place const& place, Tile const& tile, Share const& mine,
-                                   ElementD* d) {
+                                   typename Tree::Thread& tree, ElementD* d) {
     ScaledParams const& scaled = params.scaled;
     LargestAbsolute largest;
     // Of each part of K the thread's next run, or, where K is not divided, all sums.
@@ -920,7 +951,8 @@ struct GemmFewSm90 {
     auto const* sums = reinterpret_cast<float const*>(place.sums) + (kSplit > 1 ? int(threadIdx.x) * kRun : 0);
     int const tile_row = tile.row(params, place), rows = params.rows - tile_row;
     int slow_at = mine.slow_at, fast_at = mine.fast_at;
-#pragma unroll 2
+    constexpr int kUnrolled = kIsTree ? 1 : 2;  // trees have many instructions
+#pragma unroll kUnrolled
     for (int i = mine.first; i < mine.end; i += mine.step) {
       int const other = params.turned ? fast_at : slow_at, row = kRun * (params.turned ? slow_at : fast_at);
       float4 parts[kSplit * kHalves];
@@ -947,14 +979,21 @@ struct GemmFewSm90 {
         }
         values[j] *= scale;
       }
-      if (scaled.needs_c()) {
+      ElementD source[kRun] = {};
+      if (Tree::kSource || scaled.needs_c()) {
         ElementD const* const c =
             params.c + tile.batch * params.c_batch + (tile_row + row) * params.c_row + other * params.c_few;
         CUTLASS_PRAGMA_UNROLL
         for (int j = 0; j < kRun; ++j) {
-          if (row + j < rows) values[j] += scaled.beta * float(c[j * params.c_row]);
+          if (row + j >= rows) continue;
+          if constexpr (Tree::kSource) {
+            source[j] = c[j * params.c_row];
+          } else {
+            values[j] += scaled.beta * float(c[j * params.c_row]);
+          }
         }
       }
+      if constexpr (kIsTree) tree.apply(values, params.turned, row, other, source);
       if constexpr (kScaled) {
         CUTLASS_PRAGMA_UNROLL
         for (int j = 0; j < kRun; ++j) {
@@ -962,7 +1001,7 @@ struct GemmFewSm90 {
           values[j] *= mine.scale_d;
         }
       }
-      auto const results = cutlass::NumericArrayConverter<ElementD, float, kRun>::convert(values);
+      auto const results = Tree::template results<ElementD>(values);
       if (!params.turned && row + kRun <= rows && reinterpret_cast<uint64_t>(d) % sizeof(results) == 0) {
         *reinterpret_cast<cutlass::AlignedArray<ElementD, kRun>*>(d) =
             reinterpret_cast<cutlass::AlignedArray<ElementD, kRun> const&>(results);

@@ -5,8 +5,8 @@ computes the slices in parallel, another adds them up. Slices are equally many s
 of K are zeros. Slices are added in the order of K, so that results are reproducible.
 
 Operands are copied on sm_90, for kernels that read only the other layout, or read it faster: WGMMA reads 8-bit types
-and tf32 contiguous along K only, FFMA kernels that load single elements are faster if no operand is, and TMA needs rows
-of whole vectors, which f16 and bf16 may have along K even if M or N is odd.
+and tf32 contiguous along K only, FFMA kernels that load single elements are faster if no operand is, TMA needs rows of
+whole vectors, which f16 and bf16 may have along K even if M or N is odd, and kernels for few rows read those along K.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...arrays.layouts import is_dense, round_up
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.lower import LINEAR, SCALED
-from ...generator.families import transpose
+from ...generator.families import gemm_few_sm90, transpose
 from ...generator.families.cast import PAIRS, cast
 from ...generator.key import COLUMN, ROW
 from ...generator.rules import FP8_TYPES, HALF_TYPES
@@ -141,10 +141,15 @@ def _copied(formulation: GemmFormulation) -> Iterator[GemmFormulation]:
             for copied in _copy_of(formulation, first=False):
                 yield copied._replace(align_b=1)  # for any N
     elif bits == 16:
-        # One operand has rows that TMA does not read, such as those of odd length.
         aligned = formulation.align_a * bits == LINE_BYTES * 8, formulation.align_b * bits == LINE_BYTES * 8
         if aligned[0] != aligned[1] and not along_k[0 if aligned[1] else 1]:
+            # One operand has rows that TMA does not read, such as those of odd length.
             yield from _copy_of(formulation, first=aligned[1])
+        elif all(aligned) and formulation.layout_d == ROW and along_k != (True, True):
+            # Kernels for few rows or columns of D read the few, and A, contiguous along K.
+            first = not along_k[0]
+            if (formulation.m if first else formulation.n) <= gemm_few_sm90.MOST:
+                yield from _copy_of(formulation, first=first)
     elif (bits == 8 or (dtype, problem.math) == (CutlassDtype.F32, "tf32")) and along_k[0] != along_k[1]:
         # WGMMA reads such operands contiguous along K only.
         yield from _copy_of(formulation, first=along_k[1])

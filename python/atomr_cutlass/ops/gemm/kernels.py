@@ -339,7 +339,7 @@ def product_args(formulation: GemmFormulation, candidate: Candidate[Any]) -> dic
 
 def settled_bits(formulation: GemmFormulation) -> int:
     """The bits that tell a launch of a settled b; 0 where launches are not told of it."""
-    if formulation.problem.epilogue != lower.LINEAR or formulation.copied is not None or formulation.divided:
+    if formulation.copied is not None or formulation.divided:
         return 0
     return A_SETTLED if formulation.swapped else B_SETTLED
 

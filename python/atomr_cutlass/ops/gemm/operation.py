@@ -24,7 +24,7 @@ from ...generator.dtypes import CutlassDtype, ScaleType
 from ...generator.key import KernelKey
 from ...generator.matrix import is_supported_for
 from ...generator.members import Members
-from ...generator.rules import FP8_TYPES, gemm_types
+from ...generator.rules import FEW, FP8_TYPES, gemm_types
 from ...pipeline import select
 from ...pipeline.call_options import documented
 from ...pipeline.devices import Device
@@ -260,7 +260,10 @@ def fields_from(options: RequestOptions) -> dict[str, Any]:
 
 def sample_shape(key: KernelKey) -> GemmShape:
     """Extents of more than a tile along M and N, but no whole number of tiles; aligned for every kernel."""
-    return GemmShape(key.tile[0] + 16, key.tile[1] + 16, 2 * key.tile[2])
+    m, n, k = key.tile
+    if key.mainloop == FEW:
+        return GemmShape(n - 16, m + 16, 2 * k)  # it serves at most n rows; its tile's m lies along the columns of D
+    return GemmShape(m + 16, n + 16, 2 * k)
 
 
 def layouts_of(key: KernelKey) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype, ScaleType
 from ...generator.epilogue.lower import LINEAR, is_gated
 from ...generator.key import ROW, KernelKey
-from ...generator.rules import FP8_TYPES
+from ...generator.rules import FEW, FP8_TYPES
 from ...pipeline import devices, reduction
 from ...pipeline.devices import Device
 from ...pipeline.plan import ALWAYS, NO_PRODUCT, PRODUCT, Address, Plan, Steps, moved, settled
@@ -305,7 +305,7 @@ def from_candidate(
         if formulation.divided:
             helpers.add_divided(steps, candidate, args, unmultiplied=unmultiplied, **kernels)
             continue
-        if plain and (bits := settled_bits(formulation)):
+        if bits := settled_bits(formulation):
             args["settled"] = settled(b, bits)
         steps.launch(candidate, args, main=formulation.copied is not None, when=PRODUCT if plain else ALWAYS)
     if plain and not formulation.divided and (problem.k == 0 or unmultiplied):
@@ -320,7 +320,7 @@ def from_candidate(
 
 def clears_masks(key: KernelKey) -> bool:
     """Whether a kernel sets single bits of a mask, which must be cleared first."""
-    return key.generation in ("sm80", "sm100", "sm120")
+    return key.generation in ("sm80", "sm100", "sm120") or key.mainloop == FEW
 
 
 def _operand_args(

@@ -15,7 +15,7 @@ from .errors import expect
 from .families import FAMILIES
 from .families.base import DEFAULT, FULL, ON_DEMAND, SMOKE, Cell, Family
 from .key import COLUMN, ROW, KernelKey
-from .rules import Status, is_fallback, no, serves_usual_case
+from .rules import FEW, Status, is_fallback, no, serves_usual_case
 
 PRESETS = ("none", "smoke", "default", "full")
 OPS = tuple(dict.fromkeys(op for op, _ in FAMILIES))
@@ -49,7 +49,7 @@ def arguments_of(key: KernelKey) -> str:
 
 def with_epilogue(key: KernelKey, epilogue: str, d: CutlassDtype) -> KernelKey:
     """The key of a cell with another epilogue, and another element type of D; `supports` says whether it compiles."""
-    if is_gated(epilogue) and key.generation == "sm90":
+    if is_gated(epilogue) and key.generation == "sm90" and key.mainloop != FEW:
         return dataclasses.replace(key, epilogue=epilogue, d=d, epilogue_schedule="nosmem", align_d=1)
     if d is key.d:
         return dataclasses.replace(key, epilogue=epilogue)

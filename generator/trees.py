@@ -175,7 +175,13 @@ _PRESETS: tuple[tuple[int, str, str, tuple[D, ...], tuple[str, ...]], ...] = (
 """The first preset of a tree: its tier, operation, name, element types of A, and layouts."""
 
 _FEW_ROWS = ((D.BF16, "rc"), (D.BF16, "rr"), (D.F16, "rc"), (D.F8E4M3, "rc"))
-"""Element types and layouts for which presets have `common` on a kernel for few rows."""
+"""Element types and layouts for which presets have trees on a kernel for few rows: `common` and `gated_silu`."""
+
+_NOT_OF_F16 = (
+    *(("gemm", name) for name in ("row_scale", "row_column_scale", "quantize", "gated_gelu")),
+    ("grouped_gemm", "row_scale"),
+)
+"""Operations and trees that f16 lacks on sm_90a, where a preset has so many kernels and no more: compiled on demand."""
 
 
 def cells(plain: Sequence[Cell]) -> Iterator[tuple[int, KernelKey, Tree]]:
@@ -202,9 +208,7 @@ def cells(plain: Sequence[Cell]) -> Iterator[tuple[int, KernelKey, Tree]]:
             )
             if name.startswith("bias") and newer:
                 continue
-            # On sm_90a kernels for few rows have their places: a preset has so many kernels and no more.
-            of_rows = name.endswith("_scale") and not op.startswith("conv2d")
-            if of_rows and base.a is D.F16 and base.arch is SmArch.SM90A:
+            if (op, name) in _NOT_OF_F16 and base.a is D.F16 and base.arch is SmArch.SM90A:
                 continue
             tree = NAMED[name](base)
             smoke = base.generation == "sm80" and base.a is D.BF16 and tree[0] == COMMON and layouts == COMMON_LAYOUTS
@@ -219,12 +223,13 @@ def cells(plain: Sequence[Cell]) -> Iterator[tuple[int, KernelKey, Tree]]:
             # Half of the usual tile would be wasted on 64 filters.
             yield DEFAULT if key.a is D.F16 else FULL, key, NAMED["common"](key)
     few = [cell for cell in plain if cell[1].mainloop == FEW and cell[0] <= FULL and not cell[1].scale_type]
-    for of_type, layouts in _FEW_ROWS:
-        alike = [(tier, key) for tier, key in few if (key.a, key.layout_a + key.layout_b) == (of_type, layouts)]
+    for kind in _FEW_ROWS:
+        alike = [(tier, key) for tier, key in few if (key.a, key.layout_a + key.layout_b) == kind]
         if alike:
             # On random shapes the widest cluster alone is estimated 1% slower than all of them.
             tier, key = max(alike, key=lambda cell: cell[1].cluster[2])
             yield tier, key, NAMED["common"](key)
+            yield FULL, key, NAMED["gated_silu"](key)
 
 
 class RequestedTree(NamedTuple):

@@ -87,7 +87,7 @@ double moved_bits(Kernel const& kernel, Extents const& e) {
 }
 
 // Whether D is short along its columns, so that A is the operand that takes the time (GemmFewSm90::turned).
-bool turned(Kernel const& kernel, int64_t m, int64_t n) { return kernel.b_along_k && n < m; }
+bool turned(Kernel const& kernel, int64_t m, int64_t n) { return kernel.b_along_k && !kernel.gated && n < m; }
 
 // One of so many slices of K, which a kernel treats as batches.
 Extents slice(Kernel const& kernel, Extents const& extents, int64_t slices) {

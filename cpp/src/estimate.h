@@ -61,6 +61,7 @@ struct Kernel {
   bool f64, i8, fp8;  // A's element type
   bool stream_k, nosmem, block_scaled;
   bool common;  // whether the launch chooses its epilogue's tree
+  bool gated;  // whether D has one column for two of A B
   bool slices_in_d;  // whether slices of K may be added up in D
   bool depthwise;  // of a convolution
   std::string iterator, stride_support;

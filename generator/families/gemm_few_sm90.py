@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
-from ..epilogue.lower import COMMON, LINEAR, SCALED, SCALED_COMMON, has_tree
+from ..epilogue.lower import COMMON, GATED, GATED_SCALED, LINEAR, SCALED, SCALED_COMMON, has_tree, is_gated
 from ..key import COLUMN, ROW, KernelKey
 from ..rules import BLOCKWISE, FEW, FP8_TYPES, HALF_TYPES, Status, along_k, no, supports_gemm
 from . import dsmem_sm90
@@ -33,7 +33,7 @@ RANKS_OF_ROWS = (1, 2, 4, 8)
 
 def supports(key: KernelKey) -> Status:
     """Whether a key of this family compiles without spilling."""
-    common = supports_gemm(key, (LINEAR, SCALED, COMMON, SCALED_COMMON))
+    common = supports_gemm(key, (LINEAR, SCALED, COMMON, SCALED_COMMON, GATED, GATED_SCALED))
     if not common:
         return common
     if not (key.a in (*HALF_TYPES, *FP8_TYPES) or key.math == "tf32") or key.a is not key.b:
@@ -75,7 +75,7 @@ def values(key: KernelKey) -> dict[str, str]:
     """The values of the template."""
     promoted = key.a in FP8_TYPES and key.math == "default"
     return {
-        "header": "gemm_few_sm90_tree" if has_tree(key.epilogue) else "gemm_few_sm90",
+        "header": "gemm_few_sm90" + ("_gated" if is_gated(key.epilogue) else "_tree" if has_tree(key.epilogue) else ""),
         "few": str(key.tile[1]),
         "ranks": str(key.cluster[2]),
         "promoted": "true" if promoted else "false",

@@ -195,6 +195,29 @@ def test_an_input_stored_late_is_waited_for_beside_bound_weights(
         assert same(out, wanted)
 
 
+@pytest.mark.parametrize("m", [8, 200, 520])
+def test_a_bias_stored_late_is_waited_for_beside_bound_weights(m: int, late: Late, torch: Any) -> None:
+    n, k = 2048, 1024
+    request = GemmRequest(
+        GemmShape(m, n, k), dtype=D.BF16, layout_b=GemmLayout.COL_MAJOR,
+        epilogue=ac.GemmEpilogue(bias=True, activation="gelu"),
+    )  # fmt: skip
+    a, b = placed((m, k), D.BF16, 1), placed((k, n), D.BF16, 2, layout="c")
+    old, new = (torch.randn(n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    bound = ac.plan(request, b=b)
+    wanted = bound(a, new)
+    bias, out = torch.empty_like(old), torch.empty_like(wanted)
+    for _ in range(5):
+        bias.copy_(old)
+        bound(a, bias, out=out)  # from the second one on the weights are settled
+        out.fill_(float("nan"))
+        torch.cuda.synchronize()
+        late(bias, new)
+        bound(a, bias, out=out)
+        torch.cuda.synchronize()
+        assert same(out, wanted)
+
+
 @pytest.mark.parametrize("m", [6, 200, 520])
 @pytest.mark.parametrize("captured", [False, True])
 def test_chains_have_the_bits_of_serialized_launches(torch: Any, m: int, *, captured: bool) -> None:

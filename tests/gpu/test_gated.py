@@ -1,5 +1,8 @@
 """`gated_gemm` on the GPU against the reference: tiles' edges, scales, layouts and the memory around the result."""
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,8 +11,14 @@ from atomr_cutlass import reference
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.errors import UnsupportedError
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.generator.epilogue.lower import LINEAR, SCALED
+from atomr_cutlass.generator.families import gemm_few_sm90
+from atomr_cutlass.generator.matrix import with_epilogue
+from atomr_cutlass.generator.trees import NAMED
 from atomr_cutlass.ops.gemm import reference as gemm_reference
-from atomr_cutlass.pipeline import devices, verify
+from atomr_cutlass.ops.gemm.operation import LETTERS
+from atomr_cutlass.pipeline import devices, probe, select, verify
+from atomr_cutlass.pipeline.operation import operation_of
 from gpu_matrices import Guarded, placed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
@@ -90,6 +99,32 @@ def test_scales(torch, result: D, form: str) -> None:
     got = ac.gated_gemm(a, b, out_dtype=result, scale_a=scale_a, scale_b=scale_b)
     scales = {"scale_a": scale_a.cpu().numpy(), "scale_b": scale_b.cpu().numpy()}
     _check(_host(got), a, b, "silu", result, D.F8E4M3, **scales)
+
+
+@pytest.mark.parametrize(
+    ("operand", "layouts", "ranks"),
+    [(D.BF16, "rc", 4), (D.BF16, "rr", 8), (D.F16, "rc", 1), (D.F8E4M3, "rc", 4)],
+    ids=str,
+)
+def test_few_rows(operand: D, layouts: str, ranks: int) -> None:
+    """A third of the ways in which a kernel for few rows divides the product among thread blocks, and batches."""
+    scaled = operand is D.F8E4M3
+    result = D.BF16 if scaled else operand
+    plain = gemm_few_sm90.cell(operand, layouts, ranks, d=result, epilogue=SCALED if scaled else LINEAR)
+    key = with_epilogue(plain, NAMED["gated_silu"](plain)[0], result)
+    for m, n, k, batch in ((1, 4112, 272, 1), (37, 1040, 1168, 1), (9, 208, 144, 5)):
+        request = ac.GatedGemmRequest(
+            ac.GemmShape(m, n, k, batch), dtype=operand, layout_b=LETTERS[layouts[1]],
+            scaling="vector" if scaled else None,
+        )  # fmt: skip
+        operation, candidate = operation_of(request), select.candidate_of(request.search(devices.get(0)), key)
+        arrays = operation.random_arrays(request, np.random.default_rng(m))
+        uploaded = probe.uploaded(request, arrays, 0)
+        for share, width in itertools.product(gemm_few_sm90.shares(key), gemm_few_sm90.widths(key, m)[::3]):
+            made = operation.plan(request, 0, candidate=replace(candidate, swizzle=share, width=width))
+            made.request = request
+            check = probe.checked(made, arrays, uploaded)
+            assert (made.kernel_name, check.mismatches, check.differences) == (key.name, 0, []), (m, n, share, width)
 
 
 def test_other_arrays_and_batches(torch) -> None:

@@ -40,18 +40,23 @@
 
 namespace atomr_cutlass {
 
-// What an epilogue computes of a run's sums, scales and C besides; nothing, unless it is a tree
-// (gemm_few_sm90_tree.h).
+// What an epilogue computes of a run's sums, scales and C besides: nothing, unless it is a tree
+// (gemm_few_sm90_tree.h) or a gate (gemm_few_sm90_gated.h).
 template <class Epilogue>
 struct FewTree {
   static constexpr bool kIsTree = false, kScaled = cute::is_same_v<Epilogue, ScaledEpilogue>, kSource = false;
   static constexpr int kStagedBytes = 0;
+  static constexpr int kOfOne = 1;  // columns of A B that are one of D
   struct Params {
     static Params of(atomr_cutlass_gemm_args const&) { return {}; }
   };
   struct Thread {
     CUTLASS_DEVICE Thread(Params const&, char*) {}
   };
+  template <int kCount>
+  CUTLASS_DEVICE static cutlass::Array<float, kCount> gated(cutlass::Array<float, kCount> const& values) {
+    return values;
+  }
   template <class Element, int kCount>
   CUTLASS_DEVICE static cutlass::Array<Element, kCount> results(cutlass::Array<float, kCount> const& values) {
     return cutlass::NumericArrayConverter<Element, float, kCount>::convert(values);
@@ -69,6 +74,7 @@ struct GemmFewSm90 {
 
   using Tree = FewTree<Epilogue>;
   static constexpr bool kIsTree = Tree::kIsTree, kScaled = Tree::kScaled;
+  static constexpr int kOfOne = Tree::kOfOne;
   static constexpr bool kAlongK = cute::is_same_v<LayoutB, cutlass::layout::ColumnMajor>;
   static constexpr int kBoxBytes = 128;  // bytes of K of a row that a TMA load takes at once: the swizzle's width
   static constexpr int kBox = kBoxBytes / int(sizeof(Element));
@@ -141,8 +147,8 @@ struct GemmFewSm90 {
 
   CUTLASS_HOST_DEVICE static constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-  // Whether A is the weights.
-  static bool turned(Args const& args) { return kAlongK && args.n < args.m; }
+  // Whether A is the weights. Columns of A B that are one of D are neighbours in a thread's run: rows of B.
+  static bool turned(Args const& args) { return kAlongK && kOfOne == 1 && args.n < args.m; }
 
   static bool aligned(void const* pointer, int64_t leading, int64_t batch_stride) {
     constexpr int64_t kElements = 16 / int(sizeof(Element));
@@ -155,6 +161,7 @@ struct GemmFewSm90 {
     if (kBlockScaled && (args.batch > 1 || args.scale_a == nullptr || args.scale_b == nullptr)) return false;
     bool const shares = args.swizzle > 0 && args.swizzle <= kRanks && (args.swizzle & (args.swizzle - 1)) == 0;
     int const tallest = few <= kFewOfTall ? kTallest : kRows;
+    if (kOfOne > 1 && (args.n % kOfOne != 0 || args.amax != nullptr || args.c != nullptr)) return false;
     bool const is_height = args.width >= 0 && args.width <= tallest && args.width % kUnit == 0;
     return args.m > 0 && args.n > 0 && args.k > 0 && args.batch > 0 && few <= kFew && args.split_k == 1 && shares &&
            is_height && aligned(args.a, args.lda, args.batch_stride_a) &&
@@ -613,7 +620,7 @@ struct GemmFewSm90 {
       fast_at = first - slow_at * fast;
       slow_step = step / fast;
       fast_step = step - slow_step * fast;
-      int const to_next = runs.turned ? 1 : kRun;
+      int const to_next = runs.turned ? 1 : kRun / kOfOne;
       int64_t const across = runs.turned ? kRun * params.d_row : params.d_few;
       d_first = slow_at * across + fast_at * to_next;
       d_step = slow_step * across + fast_step * to_next;
@@ -634,7 +641,7 @@ struct GemmFewSm90 {
     typename Tree::Thread tree(params.tree, place.staged);
     for (Tile tile(params); tile.index < params.tiles; tile.next(params)) {
       ElementD* const d =
-          params.d + tile.batch * params.d_batch + tile.row(params, place) * params.d_row + mine.d_first;
+          params.d + tile.batch * params.d_batch + tile.row(params, place) / kOfOne * params.d_row + mine.d_first;
       if constexpr (kIsTree) {
         if (!turn.first) cutlass::arch::NamedBarrier::sync(kConsumers, kAmongConsumers);  // what was staged was read
         bool const turn_over = params.turned;
@@ -994,21 +1001,23 @@ struct GemmFewSm90 {
         }
       }
       if constexpr (kIsTree) tree.apply(values, params.turned, row, other, source);
+      constexpr int kResults = kRun / kOfOne;
+      cutlass::Array<float, kResults> gated = Tree::gated(values);
       if constexpr (kScaled) {
         CUTLASS_PRAGMA_UNROLL
-        for (int j = 0; j < kRun; ++j) {
-          if (row + j < rows) largest.see(values[j]);
-          values[j] *= mine.scale_d;
+        for (int j = 0; j < kResults; ++j) {
+          if (row + j * kOfOne < rows) largest.see(gated[j]);
+          gated[j] *= mine.scale_d;
         }
       }
-      auto const results = Tree::template results<ElementD>(values);
+      auto const results = Tree::template results<ElementD>(gated);
       if (!params.turned && row + kRun <= rows && reinterpret_cast<uint64_t>(d) % sizeof(results) == 0) {
-        *reinterpret_cast<cutlass::AlignedArray<ElementD, kRun>*>(d) =
-            reinterpret_cast<cutlass::AlignedArray<ElementD, kRun> const&>(results);
+        *reinterpret_cast<cutlass::AlignedArray<ElementD, kResults>*>(d) =
+            reinterpret_cast<cutlass::AlignedArray<ElementD, kResults> const&>(results);
       } else {
         CUTLASS_PRAGMA_UNROLL
-        for (int j = 0; j < kRun; ++j) {
-          if (row + j < rows) d[j * params.d_row] = results[j];
+        for (int j = 0; j < kResults; ++j) {
+          if (row + j * kOfOne < rows) d[j * params.d_row] = results[j];
         }
       }
       slow_at += mine.slow_step;

@@ -15,6 +15,7 @@ struct FewTree<TreeEpilogue<Tree_, kScaled_, Lanes>> {
   static constexpr int kTileM = 128, kTileN = 256;
   using Staged = StagedVectors<Tree_, kTileM, kTileN>;
   static constexpr int kStagedBytes = (int(sizeof(Staged)) + 127) / 128 * 128;
+  static constexpr int kOfOne = 1;
   using Params = TreeParams<Tree_>;
 
   struct Thread {
@@ -52,6 +53,10 @@ struct FewTree<TreeEpilogue<Tree_, kScaled_, Lanes>> {
     CUTLASS_DEVICE void end() { tree.end(); }
   };
 
+  template <int kCount>
+  CUTLASS_DEVICE static cutlass::Array<float, kCount> gated(cutlass::Array<float, kCount> const& values) {
+    return values;
+  }
   template <class Element, int kCount>
   CUTLASS_DEVICE static cutlass::Array<Element, kCount> results(cutlass::Array<float, kCount> const& values) {
     cutlass::Array<Element, kCount> made;

@@ -82,6 +82,7 @@ std::shared_ptr<Kernel> read_kernel(py::object const& key, bool common, int64_t 
   std::string const a = key.attr("a").attr("value").cast<std::string>();
   made->f64 = a == "f64", made->i8 = a == "i8", made->fp8 = a == "e4m3" || a == "e5m2";
   made->stream_k = text("scheduler") == "streamk", made->nosmem = text("epilogue_schedule") == "nosmem";
+  made->gated = text("epilogue").rfind("gated", 0) == 0;
   made->block_scaled = !text("scale_type").empty();
   made->common = common;
   made->slices_in_d = made->generation == Generation::kSm80 && made->bits_d >= bits("acc") && text("epilogue") == "lc";

@@ -13,9 +13,11 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from recorded import OTHERS, Recorded, Row, read
+from shapes import CLASSES
 
 if TYPE_CHECKING:
     from shapes import Shape
@@ -30,10 +32,13 @@ MEMORY_PEAK = {"NVIDIA H200": 4.8e12, "NVIDIA H100 80GB HBM3": 3.35e12}
 
 BOUND_BYTES = 64e6
 BOUND_ROWS = 16
-BOUND_SECONDS, BOUND_RATE = 3e-6, 4.0e12
-"""The aim for bound weights of so many bytes and so few rows: a fixed time, and bytes a second."""
+BOUND_SECONDS, BOUND_SHARE = 3e-6, 4.0 / 4.8
+"""The aim for bound weights of so many bytes and so few rows: a fixed time, and bytes at a share of the memory's peak,
+which is 4.0 TB/s of an H200."""
 
 BY_ROWS = ((64, "M to 64"), (511, "65 to 511"), (1 << 60, "512 and more"))
+LAYOUTS = ("RCR", "RRR")
+PEERS = MappingProxyType({"cuBLAS": "torch", "best of cuBLASLt": "lt"})
 WORST = 12
 DOTS = 100
 """An inch, of plots: they stay below 150 KB."""
@@ -118,10 +123,10 @@ def by_rows(row: Row) -> str:
     return next(name for most, name in BY_ROWS if row["shape"][0] <= most)
 
 
-def aim_seconds(row: Row) -> float:
-    """The most seconds that a product with bound weights is to take."""
+def aim_seconds(row: Row, gpu: str) -> float:
+    """The most seconds that a product with bound weights is to take on a GPU of `MEMORY_PEAK`."""
     _, n, k, _ = row["shape"]
-    return BOUND_SECONDS + 2 * n * k / BOUND_RATE
+    return BOUND_SECONDS + 2 * n * k / (BOUND_SHARE * MEMORY_PEAK[gpu])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -155,19 +160,39 @@ def _size(row: Row) -> str:
 
 
 def class_table(rows: Sequence[Row]) -> str:
-    """Ratios by class, layouts and alignment."""
+    """Ratios of aligned problems by class and layouts."""
     head = (
-        "class", "layouts", "rows of 16 bytes", "shapes", "cuBLAS", "best of cuBLASLt", "cuBLAS, weights bound",
+        "class", "layouts", "shapes", "cuBLAS", "best of cuBLASLt", "cuBLAS, weights bound",
         "best of cuBLASLt, our fastest", "of the limit",
     )  # fmt: skip
     lines = (
         (
-            of["group"], of["layout"], "yes" if of["aligned"] else "no", of["count"], _pair(of, "torch"),
-            _pair(of, "lt"), _pair(of, "bound_to_torch"), _pair(of, "tuned_to_lt"), f"{of.get('of_limit', 0):.2f}",
+            of["group"], of["layout"], of["count"], _pair(of, "torch"), _pair(of, "lt"), _pair(of, "bound_to_torch"),
+            _pair(of, "tuned_to_lt"), f"{of.get('of_limit', 0):.2f}",
         )
-        for of in summary(rows)
+        for of in summary(_by_class(row for row in rows if row["aligned"]))
     )  # fmt: skip
     return table(head, lines)
+
+
+def ragged_table(rows: Sequence[Row]) -> str:
+    """Ratios of misaligned problems by class and by what is no multiple of 8."""
+    head = ("class", "K a multiple of 8", "shapes", *(f"{layout}: {side}" for layout in LAYOUTS for side in PEERS))
+    of_k = grouped(
+        _by_class(row for row in rows if not row["aligned"]), lambda row: (row["group"], row["shape"][2] % 8 == 0)
+    )
+    lines = []
+    for (group, multiple), of in of_k.items():
+        found = {layout: figures(some) for layout, some in grouped(of, lambda row: row["layout"]).items()}
+        cells = (_pair(found.get(layout, {}), side) for layout in LAYOUTS for side in PEERS.values())
+        lines.append((group, "yes" if multiple else "no", max(each["count"] for each in found.values()), *cells))
+    return table(head, sorted(lines, key=lambda line: line[1]))
+
+
+def _by_class(rows: Iterable[Row]) -> list[Row]:
+    """Rows in the order of the classes."""
+    order = list(CLASSES)
+    return sorted(rows, key=lambda row: (order.index(row["group"]), row["layout"]))
 
 
 def regret_table(rows: Sequence[Row]) -> str:
@@ -188,31 +213,31 @@ def triton_table(rows: Sequence[Row]) -> str:
     )
 
 
-def bound_table(rows: Sequence[Row]) -> str:
-    """Bound weights that are large, with few rows, beside what they are to take at most."""
+def bound_table(rows: Sequence[Row], gpu: str) -> str:
+    """Bound weights that are large, with few rows, beside what they are to take at most; nothing of unknown GPUs."""
     found = [
-        row for row in rows
+        row for row in (rows if gpu in MEMORY_PEAK else ())
         if "bound_us" in row and row["shape"][0] <= BOUND_ROWS and 2 * row["shape"][1] * row["shape"][2] >= BOUND_BYTES
     ]  # fmt: skip
     lines = []
-    for (layout, aligned), of in grouped(found, lambda row: (row["layout"], row["aligned"])).items():
-        excess = sorted(row["bound_us"] * 1e-6 / aim_seconds(row) for row in of)
+    for layout, of in grouped(found, lambda row: row["layout"]).items():
+        excess = sorted(row["bound_us"] * 1e-6 / aim_seconds(row, gpu) for row in of)
         within = sum(ratio <= 1 for ratio in excess)
-        lines.append((layout, "yes" if aligned else "no", len(of), within, *(f"{ratio:.2f}" for ratio in (
+        lines.append((layout, len(of), within, *(f"{ratio:.2f}" for ratio in (
             excess[0], statistics.median(excess), excess[-1]))))  # fmt: skip
-    return table(("layouts", "rows of 16 bytes", "shapes", "within", "least", "median", "most"), lines)
+    return table(("layouts", "shapes", "within", "least", "median", "most"), lines)
 
 
 def suite_table(rows: Sequence[Row]) -> str:
-    """Layers of models, by rows."""
+    """Layers of models, by rows; of few rows with bound weights too."""
     found = grouped(rows, lambda row: (row["group"].split()[0], row["layout"]))
+    columns = [(name, title, side) for _, name in BY_ROWS for title, side in PEERS.items()]
+    columns.insert(len(PEERS), (BY_ROWS[0][1], "cuBLAS, weights bound", "bound_to_torch"))
     lines = []
     for (model, layout), of in found.items():
         by = {name: figures(some) for name, some in grouped(of, by_rows).items()}
-        cells = (_pair(by.get(name, {}), side) for _, name in BY_ROWS for side in ("torch", "lt"))
-        lines.append((model, layout, len(of), *cells))
-    sides = (f"{name}: {side}" for _, name in BY_ROWS for side in ("cuBLAS", "best of cuBLASLt"))
-    return table(("model", "layouts", "shapes", *sides), lines)
+        lines.append((model, layout, len(of), *(_pair(by.get(name, {}), side) for name, _, side in columns)))
+    return table(("model", "layouts", "shapes", *(f"{name}: {title}" for name, title, _ in columns)), lines)
 
 
 def worst_table(rows: Sequence[Row]) -> str:
@@ -259,7 +284,8 @@ def page(recorded: Recorded, names: Sequence[str]) -> str:
     layers = [row for row in recorded.rows if not row["seed"]]
     sections: list[tuple[str, str, str]] = [
         ("By class", CLASS_TEXT, class_table(drawn)),
-        ("Bound weights", BOUND_TEXT, bound_table(recorded.rows)),
+        ("Ragged problems", RAGGED_TEXT, ragged_table(drawn)),
+        ("Bound weights", bound_text(recorded.gpu), bound_table(recorded.rows, recorded.gpu)),
         ("Regret of the choice", REGRET_TEXT, regret_table(recorded.rows)),
         ("Triton", TRITON_TEXT, triton_table(recorded.rows)),
         ("Layers of models", SUITE_TEXT, suite_table(layers)),
@@ -279,14 +305,14 @@ bf16, D row-major; ratios are times of others over ours, so that above 1 we are 
 parentheses the 5th percentile. How it is measured, and how shapes are drawn, is in
 [Performance](../performance.md#how-it-is-measured) and `benchmarks/shapes.py`."""
 CLASS_TEXT = """\
-Times of cuBLAS, as `torch.matmul` calls it, and of the fastest of all candidates that cuBLASLt's heuristic names, over
-those of the kernel that the selection takes; of cuBLAS over ours with the weights bound to the plan (up to 128 rows);
-of the best of cuBLASLt over the fastest of all our eligible kernels with their launch options. The fastest was
-found by other timings than those shown. `of the limit` is the time that the vendor's rates of arithmetic and memory
-allow, over ours. Problems with rows of no multiple of 16 bytes are the ragged ones."""
-BOUND_TEXT = """\
-Weights of 64 MB and more with at most 16 rows, bound, in a chain of launches: how many take at most 3 us and bytes over
-4.0 TB/s, and multiples of that time."""
+Problems whose N and K are multiples of 8, so that rows begin at multiples of 16 bytes. Times of cuBLAS, as
+`torch.matmul` calls it, and of the fastest of all candidates that cuBLASLt's heuristic names, over those of the kernel
+that the selection takes; of cuBLAS over ours with the weights bound to the plan (up to 128 rows); of the best of
+cuBLASLt over the fastest of all our eligible kernels with their launch options. The fastest was found by other timings
+than those shown. `of the limit` is the time that the vendor's rates of arithmetic and memory allow, over ours."""
+RAGGED_TEXT = """\
+Problems whose N or K is no multiple of 8. Where that is N alone, only the rows of D (and of a row-major B) begin
+elsewhere; otherwise those of A do, which TMA cannot read."""
 REGRET_TEXT = """\
 How much longer the kernel that the selection takes, as it launches it, takes than the fastest of all eligible ones
 with every swizzle, raster order and number of slices."""
@@ -295,6 +321,17 @@ SUITE_TEXT = (
     "The projections of `MODELS` in `benchmarks/shapes.py`, with numbers of rows that are powers of two and others."
 )
 WORST_TEXT = "Aligned problems with the least ratios."
+
+
+def bound_text(gpu: str) -> str:
+    """What the table of bound weights shows, with the aim's rate on a GPU."""
+    rate = BOUND_SHARE * MEMORY_PEAK.get(gpu, 0) / 1e12
+    return textwrap.fill(
+        "Weights of 64 MB and more with at most 16 rows, bound, in a chain of launches: how many take at most 3 us and "
+        f"bytes over {rate:.2f} TB/s ({100 * BOUND_SHARE:.0f}% of the memory's peak, as 4.0 TB/s are of an H200's), "
+        "and multiples of that time.",
+        120,
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------------------

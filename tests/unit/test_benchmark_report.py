@@ -108,19 +108,31 @@ def test_groups_are_apart_by_layout_and_alignment(report):
 
 def test_the_page_has_each_table(report, recorded):
     page = report.page(recorded, ["some.json"])
-    assert "| few rows | RCR | yes | 2 | 1.05 (1.00) |  | 1.05 (1.00) |" in page
+    assert "| few rows | RCR | 2 | 1.05 (1.00) |  | 1.05 (1.00) |" in page
+    assert "| batches | yes | 1 |  |  | 1.10 (1.10) |  |" in page
     assert "| mid | RCR | 2 | 12.5 % | 25.0 % |" in page
     # 28672x4096 may take 61.7 us, 65536x4096 137.2 us.
-    assert "| RCR | yes | 2 | 1 | 0.97 |" in page
+    assert "| RCR | 2 | 1 | 0.97 |" in page
     assert "| batches | RRR | 12 of 64x64x64 | 10.0 | 11.0 | 9.5 |" in page
-    assert "| qwen-3-8b | RCR | 2 | 1.20 (1.20) |  |  |  | 0.90 (0.90) |  |" in page
+    assert "| qwen-3-8b | RCR | 2 | 1.20 (1.20) |  |  |  |  | 0.90 (0.90) |  |" in page
     prose = " ".join(page.split())
     assert "seeds 7 (acceptance)" in prose
+    assert "bytes over 4.00 TB/s" in prose
     assert "4.30 to 4.30 TB/s" in prose
     assert "`benchmarks/results/some.json`" in page
     for lines in page.split("\n\n"):
         widths = {line.count("|") for line in lines.strip().splitlines() if line.startswith("|")}
         assert len(widths) <= 1
+
+
+def test_the_aim_of_bound_weights_is_a_share_of_the_memorys_peak(report):
+    bound = ROWS[2]
+    seconds = report.aim_seconds(bound, "NVIDIA H200")
+    assert seconds == pytest.approx(3e-6 + 2 * 28672 * 4096 / 4.0e12)
+    slower = report.aim_seconds(bound, "NVIDIA H100 80GB HBM3")
+    assert (slower - 3e-6) / (seconds - 3e-6) == pytest.approx(4.8 / 3.35)
+    assert "2.79 TB/s" in report.bound_text("NVIDIA H100 80GB HBM3")
+    assert report.bound_table([bound], "another") == ""
 
 
 def test_tables_without_rows_are_left_out(report, tmp_path):

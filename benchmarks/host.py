@@ -79,8 +79,8 @@ def dense_rows() -> list[Row]:
     product = ("torch.matmul(a, b, out=out)", lambda: torch.matmul(a, b, out=out))
     linear = ("F.linear(a, weight, bias)", lambda: functional.linear(a, weight, bias))
     return [
-        Row("plan(a, b, out=out)", lambda: plan(a, b, out=out), *product, 0.33),
-        Row("gemm(a, b, out=out)", lambda: ac.gemm(a, b, out=out), *product, 0.45),
+        Row("plan(a, b, out=out)", lambda: plan(a, b, out=out), *product, 0.25),
+        Row("gemm(a, b, out=out)", lambda: ac.gemm(a, b, out=out), *product, 0.35),
         Row("gemm(a, b)", lambda: ac.gemm(a, b), *product, 0.6),
         Row("gemm(a, b, c, beta=1.0, out=out)", lambda: ac.gemm(a, b, out, beta=1.0, out=out), *product),
         Row("gemm(a, b, out=out, alpha=2.0)", lambda: ac.gemm(a, b, out=out, alpha=2.0), *product),

@@ -1,6 +1,6 @@
 """Tables and plots of the results of gemm_random.py: a page and its images. Needs matplotlib, no GPU and no PyTorch.
 
-    python benchmarks/report.py benchmarks/results/2026-11-23-h200-peers-*.json --out docs/performance
+    python benchmarks/report.py benchmarks/results/2026-11-27-h100-random-*.json --out docs/performance
 
 Rows of several files are put together; of a problem that more than one has, the first file's counts.
 """

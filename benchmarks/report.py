@@ -377,7 +377,7 @@ def plots(recorded: Recorded, folder: Path) -> Iterator[Path]:
             )  # fmt: skip
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set(xscale="log", yscale="log", xlabel="operations", ylabel="time of cuBLAS / ours (crosses: misaligned)")
-    ticks = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 3, 5)
+    ticks = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5)
     axes.set_yticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
     ratios = [row["torch_ratio"] for row in recorded.rows]

@@ -53,13 +53,14 @@ from harness import (
 )
 from recorded import OTHERS, identity, read
 from report import limit_seconds, summary
-from shapes import CLASSES, MODELS, Shape, draw, purpose, suite
+from shapes import CLASSES, Shape, draw, purpose, suite
 
 import atomr_cutlass as ac
 from atomr_cutlass.arrays.numerics import default_out_dtype
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate, make
 from atomr_cutlass.ops.gemm.problem import GemmProblem
+from atomr_cutlass.ops.gemm.suites import MODELS
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.plan import Plan
 from atomr_cutlass.pipeline.planning import PlanOptions

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from atomr_cutlass.ops.gemm.suites import ROWS, projections
+
 SPENT = frozenset(
     {
         *(13, 131, 133, 977, 979, 1301, 1303, 1305, 1307, 1531, 2101, 2103, 2105, 2107, 2109, 3001, 3003, 3005, 3301),
@@ -170,63 +172,10 @@ def _one(of: ShapeClass, source: random.Random) -> Shape:
     return shape if of.batch == (1, 1) else replace(shape, batch=extent(of.batch, 1))
 
 
-MODELS = MappingProxyType(
-    {
-        "llama-3-8b": {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)},
-        "llama-3-70b": {"qkv": (10240, 8192), "out": (8192, 8192), "gate_up": (57344, 8192), "down": (8192, 28672)},
-        "qwen-2.5-7b": {"qkv": (4608, 3584), "out": (3584, 3584), "gate_up": (37888, 3584), "down": (3584, 18944)},
-        "qwen-3-8b": {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288)},
-        "deepseek-v3": {
-            "q_kv_a": (2112, 7168),
-            "q_b": (24576, 1536),
-            "kv_b": (32768, 512),
-            "out": (7168, 16384),
-            "gate_up": (36864, 7168),
-            "down": (7168, 18432),
-            "expert_gate_up": (4096, 7168),
-            "expert_down": (7168, 2048),
-        },
-    }
-)
-"""N x K of the linear layers, from the models' published configurations."""
-
-ROWS = (
-    1,
-    2,
-    3,
-    4,
-    7,
-    8,
-    13,
-    16,
-    24,
-    32,
-    50,
-    64,
-    100,
-    128,
-    200,
-    256,
-    384,
-    512,
-    777,
-    1024,
-    1500,
-    2048,
-    3000,
-    4096,
-    8192,
-    16384,
-)
-"""M of the named suites: powers of two and others."""
-
-
 def suite(model: str, rows: Sequence[int] = ROWS) -> list[Shape]:
     """The projections of a model for so many rows.
 
     Raises:
         ValueError: an unknown model.
     """
-    if model not in MODELS:
-        raise ValueError(f"no model {model!r}; valid: {', '.join(MODELS)}")
-    return [Shape(f"{model} {layer}", m, n, k) for layer, (n, k) in MODELS[model].items() for m in rows]
+    return [Shape(f"{model} {layer}", m, n, k) for layer, (n, k) in projections(model).items() for m in rows]

@@ -2,12 +2,11 @@
 
 import pytest
 
+from atomr_cutlass.ops.gemm.suites import MODELS, ROWS
 from benchmarks.shapes import (
     CLASSES,
     FLOPS_AT_MOST,
-    MODELS,
     OPERAND_BYTES_AT_MOST,
-    ROWS,
     SHARE_OF_8,
     SHARE_OF_16,
     SPENT,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from .ops.gated_gemm.function import gated_gemm, interleave
     from .ops.gated_gemm.operation import GatedGemmRequest
     from .ops.gemm.operation import GemmLayout, GemmRequest, GemmShape
+    from .ops.gemm.suites import suite_requests
     from .ops.gemv.function import gemv
     from .ops.gemv.operation import GemvRequest, GemvShape
     from .ops.grouped_gemm.function import grouped_gemm
@@ -44,6 +45,7 @@ if TYPE_CHECKING:  # the names of _DEFERRED, for type checkers and editors
     from .pipeline.bindings import BoundPlan
     from .pipeline.explanation import Explanation, explain
     from .pipeline.heuristic import HeuristicCache, heuristics
+    from .pipeline.recorded import recorded_requests
     from .pipeline.request import GemmEpilogue
     from .pipeline.tune import load_tuning, tune
     from .pipeline.tuning import TuneRecord
@@ -116,6 +118,8 @@ __all__ = [
     "quantization",
     "quantize",
     "record",
+    "recorded_requests",
+    "suite_requests",
     "supervise",
     "tune",
     "version",
@@ -137,6 +141,7 @@ _DEFERRED = {
     "ops.matmul.operation": ("HeuristicKey", "MatmulEpilogue", "MatmulRequest", "ScaleSet"),
     "pipeline.heuristic": ("HeuristicCache", "heuristics"),
     "serving.messages": ("CutlassMsg", "RefitMsg"),
+    "pipeline.recorded": ("recorded_requests",),
     "pipeline.tune": ("load_tuning", "tune"),
     "pipeline.tuning": ("TuneRecord",),
     "ops.quantize.function": ("QuantizedArray", "dequantize", "quantize"),
@@ -145,6 +150,7 @@ _DEFERRED = {
     "pipeline.request": ("GemmEpilogue",),
     "ops.gated_gemm.operation": ("GatedGemmRequest",),
     "ops.gemm.operation": ("GemmLayout", "GemmRequest", "GemmShape"),
+    "ops.gemm.suites": ("suite_requests",),
     "ops.gemv.operation": ("GemvRequest", "GemvShape"),
     "ops.grouped_gemm.operation": ("GroupedGemmRequest", "GroupedGemmShape"),
     "serving.supervisor": ("exit_for_restart", "supervise"),

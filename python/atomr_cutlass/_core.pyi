@@ -194,7 +194,10 @@ class Blueprint:
         temporaries: Sequence[int],
         steps: list[tuple[Any, ...]],
         options: dict[str, int | bool | float],
+        facts: Sequence[int] = (),
     ) -> None: ...
+    @property
+    def facts(self) -> list[int]: ...
     def arguments(self, launch: int, names: Sequence[str]) -> dict[str, int]: ...
 
 class LaunchPlan:

@@ -184,8 +184,8 @@ py::object vectorcall(LaunchPlan& self, PyObject* const* values, size_t count, P
 
 }  // namespace
 
-Blueprint::Blueprint(py::list const& slots, py::list const& temporaries, py::list const& steps,
-                     py::dict const& options) {
+Blueprint::Blueprint(py::list const& slots, py::list const& temporaries, py::list const& steps, py::dict const& options,
+                     py::sequence const& facts) {
   options_.device = options["device"].cast<int>();
   options_.integral = options["integral"].cast<bool>();
   options_.alpha = options["alpha"].cast<double>();
@@ -197,6 +197,7 @@ Blueprint::Blueprint(py::list const& slots, py::list const& temporaries, py::lis
     temporaries_.push_back(size_t(number(bytes, Hole::Where::kTemporary, temporaries_.size(), 0)));
   }
   for (py::handle const step : steps) steps_.push_back(step_of(step.cast<py::tuple>(), steps_.size()));
+  for (py::handle const fact : facts) facts_.push_back(number(fact, Hole::Where::kFact, facts_.size(), 0));
   rows_.clear();
 }
 
@@ -341,6 +342,7 @@ void Blueprint::fill(Hole const& hole, int64_t number) {
     case Hole::Where::kTarget: steps_[hole.index].target.bytes = number; break;
     case Hole::Where::kBytes: steps_[hole.index].bytes = size_t(number); break;
     case Hole::Where::kZeros: options_.zeros = size_t(number); break;
+    case Hole::Where::kFact: facts_[hole.index] = number; break;
   }
 }
 
@@ -373,8 +375,10 @@ void bind_launch_plan(py::module_& module) {
       .def_readonly("place", &Symbol::place)
       .def_readonly("value", &Symbol::value);
   py::class_<Blueprint>(module, "Blueprint", "Everything that a plan is made from, whose numbers may be symbols.")
-      .def(py::init<py::list const&, py::list const&, py::list const&, py::dict const&>(), py::arg("slots"),
-           py::arg("temporaries"), py::arg("steps"), py::arg("options"))
+      .def(py::init<py::list const&, py::list const&, py::list const&, py::dict const&, py::sequence const&>(),
+           py::arg("slots"), py::arg("temporaries"), py::arg("steps"), py::arg("options"),
+           py::arg("facts") = py::tuple())
+      .def_property_readonly("facts", &Blueprint::facts, "Numbers of the problem, which no launch reads.")
       .def("arguments", &Blueprint::arguments, py::arg("launch"), py::arg("names"),
            "The integers among the arguments of a launch that have these names.");
   py::class_<LaunchPlan, Owned>(module, "LaunchPlan", py::dynamic_attr(),

@@ -29,7 +29,7 @@ inline bool is_symbol(pybind11::handle value) {
 class Blueprint {
  public:
   Blueprint(pybind11::list const& slots, pybind11::list const& temporaries, pybind11::list const& steps,
-            pybind11::dict const& options);
+            pybind11::dict const& options, pybind11::sequence const& facts);
 
   // For other extents, by the numbers of their program. Throws InvalidOperand for a number that does not fit.
   Blueprint filled(std::vector<Number> const& numbers) const;
@@ -37,10 +37,12 @@ class Blueprint {
   int device() const { return options_.device; }
   // The integers among the arguments of a launch that have these names.
   pybind11::dict arguments(size_t launch, pybind11::sequence const& names) const;
+  // Numbers of the problem, which no launch reads.
+  std::vector<int64_t> const& facts() const { return facts_; }
 
  private:
   struct Hole {
-    enum class Where : uint8_t { kShape, kStride, kTemporary, kInt32, kInt64, kPatch, kTarget, kBytes, kZeros };
+    enum class Where : uint8_t { kShape, kStride, kTemporary, kInt32, kInt64, kPatch, kTarget, kBytes, kZeros, kFact };
     Where where;
     size_t index, place;  // of the slot, temporary or step, and in it
     uint32_t number;
@@ -57,6 +59,7 @@ class Blueprint {
   std::vector<size_t> temporaries_;
   std::vector<Step> steps_;
   LaunchPlanOptions options_;
+  std::vector<int64_t> facts_;
   std::vector<Hole> holes_;
   std::map<PyObject*, std::shared_ptr<atomr_cutlass_row const>> rows_;  // of the kernels while they are read
 };

@@ -249,6 +249,24 @@ def symbolic(values: Any) -> Any:
     return {name: symbolic(value) for name, value in values.items()} if kind is dict else values
 
 
+def symbols_in(values: Any) -> Iterator[_core.Symbol]:
+    """The symbols in what `symbolic` returned, in order."""
+    if isinstance(values, _core.Symbol):
+        yield values
+    elif isinstance(values, (tuple, list, dict)):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from symbols_in(value)
+
+
+def filled(values: Any, numbers: Iterator[int]) -> Any:
+    """What `symbolic` returned, with the next of `numbers` in the place of each symbol."""
+    if isinstance(values, _core.Symbol):
+        return next(numbers)
+    if isinstance(values, dict):
+        return {name: filled(value, numbers) for name, value in values.items()}
+    return type(values)(filled(value, numbers) for value in values) if isinstance(values, (tuple, list)) else values
+
+
 def plain_view(view: _core.Operand) -> _core.Operand:
     """A view with integers for extents and strides."""
     return view.view if isinstance(view, TracedView) else view

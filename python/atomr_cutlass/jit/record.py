@@ -1,6 +1,7 @@
-"""Recording of the kernels that a process uses in files of keys, which `atomr-cutlass build` reads.
+"""Recording of the kernels that a process uses in files of keys, which `atomr-cutlass build` and `tune` read.
 
-Every plan is noted with the kernels that it launches. Calls of one plan are not counted: they run in C++.
+Every plan is noted with the kernels that it launches, and its problem. Calls of one plan are not counted: they run in
+C++.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,41 @@ EXTENTS = ("m", "n", "k", "batch", "groups", "h", "w", "c", "r", "s", "p", "q", 
 Launches = Sequence[tuple[KernelKey, Mapping[str, Any]]]
 """The kernels of a plan, each with its arguments by name."""
 
+Planned = tuple[KernelKey, Callable[[], str]]
+"""The main kernel of a plan, and a function that returns its problem as JSON."""
+
+
+@dataclass
+class _Line:
+    """What a file says of a key; `problems`, by their JSON, are None where an older version has written the line."""
+
+    shapes: list[Any] = field(default_factory=list)
+    count: int = 0
+    problems: dict[str, None] | None = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], name: str) -> _Line:
+        """Of a line's JSON object."""
+        shapes, count, problems = values.get("shapes", []), values.get("count", 0), values.get("problems")
+        if not isinstance(shapes, list) or not isinstance(count, int):
+            raise ValueError(f"shapes and count of {name} are no list and no integer")  # noqa: TRY004
+        if not isinstance(problems, (list, type(None))):
+            raise ValueError(f"problems of {name} are no list")  # noqa: TRY004
+        return cls(shapes, count, None if problems is None else dict.fromkeys(map(json.dumps, problems)))
+
+    def add(self, other: _Line) -> None:
+        """Adds what another line says. One without problems stays so: it would seem to have those of all shapes."""
+        self.shapes += [shape for shape in other.shapes if shape not in self.shapes]
+        self.count += other.count
+        self.problems = None if self.problems is None or other.problems is None else self.problems | other.problems
+
+    def text(self, key: KernelKey) -> str:
+        """The line, with its end."""
+        more: dict[str, Any] = {"shapes": self.shapes, "count": self.count}
+        if self.problems is not None:
+            more["problems"] = list(map(json.loads, self.problems))
+        return f"{key_file.line(key, **more)}\n"
+
 
 class Recording:
     """A file of keys that is being recorded. Threads may note concurrently, and processes share one file."""
@@ -44,18 +81,21 @@ class Recording:
         self._known: set[tuple[KernelKey, str]] = set()
         # A forked child does not write the parent's notes.
         self._noted: Counter[tuple[KernelKey, str]] = renewed(self, "_noted", Counter)
+        self._problems: dict[tuple[KernelKey, str], None] = renewed(self, "_problems", dict)
         self.flush()
 
-    def note(self, launches: Launches) -> None:
-        """Notes a plan. New keys and shapes are written at once, since the process may be killed."""
+    def note(self, launches: Launches, planned: Planned | None = None) -> None:
+        """Notes a plan. New keys, shapes and problems are written at once, since the process may be killed."""
         with self._lock:
             noted = [
                 (key, json.dumps({name: args[name] for name in EXTENTS if isinstance(args.get(name), int)}))
                 for key, args in launches
             ]
+            problems = [] if planned is None else [(planned[0], planned[1]())]
             self._noted.update(noted)
-            new = not self._known.issuperset(noted)
-            self._known.update(noted)
+            self._problems.update(dict.fromkeys(problems))
+            new = not self._known.issuperset([*noted, *problems])
+            self._known.update(noted, problems)
         if new:
             self.flush()
 
@@ -66,39 +106,43 @@ class Recording:
         with self._lock:
             files.rewrite(self.path, self._merged, "record kernels in")
             self._noted.clear()
+            self._problems.clear()
 
     def _merged(self, present: str) -> str:
         """The text of the file with the noted keys added, each key once."""
-        found: dict[KernelKey, tuple[list[Any], int]] = {}
+        found: dict[KernelKey, _Line] = {}
 
-        def add(key: KernelKey, shapes: list[Any], count: int) -> None:
-            known, counted = found.get(key, ([], 0))
-            found[key] = ([*known, *(shape for shape in shapes if shape not in known)], counted + count)
+        def add(key: KernelKey, line: _Line) -> None:
+            if key in found:
+                found[key].add(line)
+            else:
+                found[key] = line
 
-        for line in filter(str.strip, present.splitlines()):
-            values = json.loads(line)
+        for text in filter(str.strip, present.splitlines()):
+            values = json.loads(text)
             key = key_file.parse(values)
-            shapes, count = values.get("shapes", []), values.get("count", 0)
-            if not isinstance(shapes, list) or not isinstance(count, int):
-                raise ValueError(f"shapes and count of {key.name} are no list and no integer")  # noqa: TRY004
-            add(key, shapes, count)
+            add(key, _Line.of(values, key.name))
         if present and not self._noted:
             return present
         for (key, shape), count in self._noted.items():
-            add(key, [json.loads(shape)], count)
-        return "".join(f"{key_file.line(key, shapes=shapes, count=count)}\n" for key, (shapes, count) in found.items())
+            add(key, _Line([json.loads(shape)], count))
+        for key, problem in self._problems:
+            add(key, _Line(problems={problem: None}))
+        return "".join(line.text(key) for key, line in found.items())
 
 
 @contextlib.contextmanager
 def record(path: str | os.PathLike[str]) -> Iterator[None]:
     """Records the kernels of the plans that exist within the block, of all threads, in a file of keys.
 
-    Each line has the key of a kernel, `shapes`, the problems that it was planned for, and `count`, the number of plans.
-    Earlier plans that are still alive are included, since calls within the block may use them. An existing file is
-    extended; several processes may record in one.
+    Each line has the key of a kernel, `shapes`, the extents that it was planned for, `count`, the number of plans, and
+    `problems`, of the plans whose main kernel it is, what `recorded_requests` makes requests of. Earlier plans that are
+    still alive are included, since calls within the block may use them. An existing file is extended; several processes
+    may record in one.
 
     Args:
-        path: the file, such as `keys.jsonl`. `atomr-cutlass build` makes a pack of it.
+        path: the file, such as `keys.jsonl`. `atomr-cutlass build` makes a pack of it, `atomr-cutlass tune --keys`
+            measures which kernels are fastest for its problems.
 
     Raises:
         InvalidOperandError: `path` is no path, or its file has no keys or cannot be written.
@@ -111,8 +155,8 @@ def record(path: str | os.PathLike[str]) -> Iterator[None]:
         _recordings.append(recording)
         alive = list(_plans.items())
     try:
-        for _, launches in alive:
-            recording.note(launches)
+        for _, (launches, planned) in alive:
+            recording.note(launches, planned)
         yield
     finally:
         with _lock:
@@ -120,21 +164,21 @@ def record(path: str | os.PathLike[str]) -> Iterator[None]:
         recording.flush()
 
 
-def note(plan: object, launches: Launches) -> None:
-    """Notes a new plan and the kernels that it launches in every active recording."""
+def note(plan: object, launches: Launches, planned: Planned | None = None) -> None:
+    """Notes a new plan, the kernels that it launches, and its problem in every active recording."""
     with _lock:
         _start_from_environment()
-        _plans[plan] = launches
+        _plans[plan] = launches, planned
         recordings = list(_recordings)
     for recording in recordings:
         try:
-            recording.note(launches)
+            recording.note(launches, planned)
         except CutlassError as error:  # noqa: PERF203 - the call that made the plan must not fail
             warnings.warn(str(error), RuntimeWarning, stacklevel=3)
 
 
 _lock = renewed(sys.modules[__name__], "_lock", threading.RLock)
-_plans: weakref.WeakKeyDictionary[object, Launches] = weakref.WeakKeyDictionary()
+_plans: weakref.WeakKeyDictionary[object, tuple[Launches, Planned | None]] = weakref.WeakKeyDictionary()
 _recordings: list[Recording] = []
 
 

@@ -19,7 +19,7 @@ from ..arrays import numerics
 from ..arrays.layouts import MatrixSpec
 from ..arrays.numerics import BYTE
 from ..errors import InvalidOperandError
-from ..generator.epilogue.tree import MASK
+from ..generator.epilogue.tree import MASK, EpilogueVisitorTree
 
 if TYPE_CHECKING:  # signatures name types that only operations construct
     from ..epilogue.fusion import Fusion
@@ -175,6 +175,7 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
         optional: names of operands that not every request has, apart from scales and those of a tree.
         options: of the command line, beside those of every operation.
         profiled: whether cutlass_profiler's CSV files have rows of its kernels.
+        kernels: name of the operation whose kernels it has; empty where it has its own.
     """
 
     request_type: type[RequestT]
@@ -182,6 +183,7 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
     optional: tuple[str, ...] = ("c",)
     options: tuple[Option, ...] = ()
     profiled: bool = False
+    kernels: str = ""
 
     @abc.abstractmethod
     def operands(self, request: RequestT) -> tuple[OperandSlot, ...]:
@@ -209,6 +211,15 @@ class PlannedOperation(Operation, abc.ABC, Generic[RequestT]):
     @abc.abstractmethod
     def request(self, options: RequestOptions) -> RequestT:
         """The request that options of the command line describe; an error names the option and the valid values."""
+
+    def recorded_fields(self, problem: Mapping[str, Any], tree: EpilogueVisitorTree | None) -> Iterator[dict[str, Any]]:
+        """Fields of the requests that may have a recorded problem, such as one for each layout; none if none can.
+
+        Args:
+            problem: the fields of a problem of the operation's kernels, as values of JSON (`tuning.fields_of`).
+            tree: the tree of which the problem has the id.
+        """
+        return iter(())
 
     @abc.abstractmethod
     def plan(self, request: RequestT, device: int, **options: Any) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from . import devices, table
 from .plan_cache import PlanKey
 from .search import Candidate
 from .table import KernelInfo
+from .tuning import RecordedProblem
 
 BACKENDS = ("auto", "prebuilt", "jit")
 
@@ -179,15 +181,29 @@ class Steps:
         self._steps.append(("copy", address, table, list(patches)))
 
     def plan(
-        self, *, like: Any = None, alpha: float = 1.0, beta: float = 0.0, integral: bool = False, rewrite: str = ""
+        self,
+        *,
+        like: Any = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        integral: bool = False,
+        rewrite: str = "",
+        problem: RecordedProblem | None = None,
     ) -> Plan:
-        """The plan. The framework of `like` allocates its memory; alpha and beta are the defaults of its calls."""
+        """The plan. The framework of `like` allocates its memory; alpha and beta are the defaults of its calls.
+
+        Recordings have the problem, if one is given, with the plan's main kernel.
+        """
         step, index = self._main
         options = {
             "device": self.device, "integral": integral, "alpha": float(alpha), "beta": float(beta), "main": step,
             "zeros": self._zeros,
         }  # fmt: skip
-        traced, described = symbols.current() is not None, (self._slots, self._temporaries, self._steps, options)
+        traced, facts = symbols.current() is not None, []
+        if traced and problem is not None:
+            problem = problem.traced()
+            facts = problem.facts()
+        described = (self._slots, self._temporaries, self._steps, options, facts)
         blueprint = _core.Blueprint(*(symbols.symbolic(described) if traced else described))
         extents = [
             (number, [name for name in record.EXTENTS if isinstance(fields.get(name), int)])
@@ -198,10 +214,13 @@ class Steps:
 
         def make(blueprint: _core.Blueprint, like: Any, *, keep: bool = False) -> Plan:
             noted = [(candidates[number].key, blueprint.arguments(number, names)) for number, names in extents]
+            planned = None
+            if problem is not None:
+                planned = candidates[index].key, functools.partial(problem.text, blueprint.facts)
             plan = Plan(blueprint, like, keep)
             plan.candidates, plan.rewrite = candidates, rewrite
             plan._main = index  # noqa: SLF001 - this module's own
-            record.note(plan, noted)
+            record.note(plan, noted, planned)
             return plan
 
         made = make(blueprint, like, keep=traced)

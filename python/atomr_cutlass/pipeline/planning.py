@@ -26,6 +26,7 @@ from .devices import Device
 from .heuristic import KernelUse, heuristics
 from .plan import BACKENDS, Plan
 from .search import Candidate, KernelSearch
+from .tuning import RecordedProblem
 
 if TYPE_CHECKING:
     from .bindings import BoundPlan
@@ -55,6 +56,7 @@ class PlanOptions:
         in_background: whether a background thread makes the plan, while streams may be captured: the epilogue is not
             validated then; see `Plan.checked`.
         candidate: the kernel, which is not validated and need not be the best one; None chooses one.
+        problem: the problem as recordings have it; None where tuned choices cannot be stored under it.
     """
 
     arch: SmArch | None = None
@@ -71,6 +73,7 @@ class PlanOptions:
     use: KernelUse | None = None
     in_background: bool = False
     candidate: Candidate[Any] | None = None
+    problem: RecordedProblem | None = None
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -170,8 +173,10 @@ def planned(search: KernelSearch[F], build: Build[F], options: PlanOptions) -> P
     """
     if options.candidate is not None:
         return build(options.candidate, options)
-    backend, workspace_size = options.backend, options.workspace_size
-    search.named = heuristics.wanted(options.use, search.tuned_problem)
+    backend, workspace_size, problem = options.backend, options.workspace_size, search.tuned_problem
+    if problem is not None:
+        options = dataclasses.replace(options, problem=RecordedProblem(search.op, problem))
+    search.named = heuristics.wanted(options.use, problem)
     if workspace_size is not None:
         symbols.refuse()  # the choice depends on the workspace, and so on the extents
     policy = kernels.policy(options.jit)

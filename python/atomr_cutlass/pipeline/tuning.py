@@ -14,12 +14,14 @@ import json
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+from .. import _core
+from ..arrays import symbols
 from ..errors import CutlassError, InvalidOperandError
 from ..generator import key_file
 from ..generator.epilogue.tree import EpilogueVisitorTree
@@ -90,25 +92,77 @@ def timings(measured: Iterable[tuple[KernelKey, float]]) -> tuple[tuple[str, flo
 
 def identity(problem: Any) -> str:
     """A problem as JSON, without the index of the GPU and the strides of dimensions of one element."""
-    return json.dumps(_plain(problem), sort_keys=True, separators=(",", ":"))
+    return json.dumps(normalised(fields_of(problem)), sort_keys=True, separators=(",", ":"))
 
 
-def _plain(value: Any) -> Any:
+def fields_of(value: Any) -> Any:
+    """A problem, or a part of one, as values of JSON, without the index of the GPU; a tree is its id.
+
+    Extents are not compared: those of a traced plan (`arrays.symbols`) stay what they are.
+    """
     if isinstance(value, EpilogueVisitorTree):
         return value.id
     if dataclasses.is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
-        named = {name: _plain(held) for name, held in value.items() if name != "device"}
-        shape, strides = named.get("shape"), named.get("strides")
-        if isinstance(shape, list) and isinstance(strides, list):  # arrays may have any stride there
-            named["strides"] = [0 if extent == 1 else stride for extent, stride in zip(shape, strides, strict=False)]
-        return named
+        return {name: fields_of(held) for name, held in value.items() if name != "device"}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
+        return [fields_of(item) for item in value]
     return value
+
+
+def normalised(value: Any) -> Any:
+    """The fields of a problem with stride 0 for dimensions of one element, where arrays may have any."""
+    if isinstance(value, list):
+        return [normalised(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    named = {name: normalised(held) for name, held in value.items()}
+    shape, strides = named.get("shape"), named.get("strides")
+    if isinstance(shape, list) and isinstance(strides, list):
+        named["strides"] = [0 if extent == 1 else stride for extent, stride in zip(shape, strides, strict=False)]
+    return named
+
+
+class RecordedProblem:
+    """The problem of a plan as recordings (`ac.record`) have it, from which `tune` makes a request.
+
+    Its JSON is made where something is recorded: most processes record nothing.
+    """
+
+    def __init__(self, op: str, problem: Any, tree: EpilogueVisitorTree | None = None) -> None:
+        """A problem that tuned choices of an operation are stored under; `tree` is its tree if it has the id alone."""
+        self._op, self._problem, self._tree = op, problem, tree
+
+    def traced(self) -> RecordedProblem:
+        """The problem of a traced plan, with symbols for the numbers of its trace."""
+        tree = next(_trees_in(self._problem), None)
+        return RecordedProblem(self._op, symbols.symbolic(fields_of(self._problem)), tree)
+
+    def facts(self) -> list[_core.Symbol]:
+        """The numbers that the blueprint of a `traced` plan keeps for `text`: its symbols, in order."""
+        return list(symbols.symbols_in(self._problem))
+
+    def text(self, facts: Sequence[int] = ()) -> str:
+        """The problem as JSON, given its `facts` as a blueprint for some extents has them."""
+        problem = normalised(symbols.filled(fields_of(self._problem), iter(facts)))
+        values = {"version": VERSION, "op": self._op, "problem": problem}
+        tree = self._tree or next(_trees_in(self._problem), None)
+        if tree is not None:
+            decided = tree.result_dtype
+            names = [operand.name for operand in tree.inputs] + [output.name for output in tree.outputs]
+            values["tree"] = {"program": tree.program, "names": names, "out_dtype": decided and decided.value}
+        return json.dumps(values)
+
+
+def _trees_in(value: Any) -> Iterator[EpilogueVisitorTree]:
+    if isinstance(value, EpilogueVisitorTree):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _trees_in(getattr(value, field.name))
 
 
 def parse(values: Any) -> TuneRecord:

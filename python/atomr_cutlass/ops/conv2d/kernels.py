@@ -386,7 +386,7 @@ def _plan(problem: ConvProblem, layout: str, candidate: Candidate[ConvFormulatio
         args = {"count": count, "slices": slices, "slice_stride": count, "a": sliced, "c": c, "d": out}
         args |= {"alpha": "alpha", "beta": "beta" if c is not None else 0.0}
         add_up(CutlassDtype.F32, problem.d.dtype, args)
-    return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta, rewrite=formulation.rewrite)
+    return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta, rewrite=formulation.rewrite, problem=how.problem)
 
 
 def _args(formulation: ConvFormulation) -> dict[str, int]:

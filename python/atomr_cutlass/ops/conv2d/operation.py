@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import functools
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from ...epilogue.fusion import source_number
 from ...epilogue.results import ImageResult
 from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.tree import EpilogueVisitorTree
 from ...generator.key import KernelKey
 from ...generator.matrix import ARCHS
 from ...generator.members import Members
@@ -28,7 +30,7 @@ from ...pipeline.probe import Probe
 from ...pipeline.reduction import is_batch_invariant
 from ...pipeline.request import Option, Request, RequestOptions, expect_extents, math_of, precision_of, sampled
 from ...pipeline.search import Candidate
-from ..gemm.operation import BATCH_INVARIANT, PRECISION, fields_from
+from ..gemm.operation import BATCH_INVARIANT, PRECISION, fields_from, recorded_epilogue, recorded_math
 from .kernels import ConvFormulation, ConvSearch, make
 from .problem import DGRAD, FPROP, OPERANDS, WGRAD, ConvGeometry, ConvProblem, as_operands, conv_geometry, pair_of
 
@@ -292,6 +294,23 @@ class ConvOperation(PlannedOperation[ConvRequest]):
             precision=options.given("precision"),
             batch_invariant=options.flag("batch_invariant") or None,
         )  # fmt: skip
+
+    def recorded_fields(self, problem: Mapping[str, Any], tree: EpilogueVisitorTree | None) -> Iterator[dict[str, Any]]:
+        g = ConvGeometry(*problem["geometry"])
+        (top, bottom), (left, right) = g.padding
+        shape = ConvShape(
+            *g[:7], stride=(g.stride[0], g.stride[1]), padding=((top, bottom), (left, right)),
+            dilation=(g.dilation[0], g.dilation[1]), groups=g.groups,
+        )  # fmt: skip
+        for layout in ConvLayout:
+            yield {
+                "shape": shape,
+                "dtype": CutlassDtype(problem["a"]["dtype"]),
+                "out_dtype": CutlassDtype(problem["d"]["dtype"]),
+                "epilogue": recorded_epilogue(problem, tree),
+                "layout": layout,
+                "precision": recorded_math(problem)["precision"],
+            }
 
     def plan(self, request: ConvRequest, device: int, **options: Any) -> Plan:
         options["batch_invariant"] = request.invariant

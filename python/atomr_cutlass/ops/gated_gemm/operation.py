@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...checks import expect
 from ...errors import InvalidOperandError, UnsupportedError
+from ...generator.epilogue.common import bias_and_activation
+from ...generator.epilogue.lower import GATED_SCALED, LINEAR, SCALED, is_gated, split
+from ...generator.epilogue.tree import EpilogueVisitorTree
 from ...pipeline.call_options import documented
 from ...pipeline.operation import NO_CHECK, Arrays
 from ...pipeline.request import GemmEpilogue, Option
 from ..gemm.operation import GemmLayout, GemmOperation, GemmRequest
 from ..gemm.plans import PER_PAIR, Scales
 from ..gemm.problem import GemmProblem
-from .function import OP, check, gated
+from .function import GATES, OP, check, gated
 
 if TYPE_CHECKING:
     from ...pipeline.probe import Probe
@@ -100,11 +104,23 @@ class GatedGemmOperation(GemmOperation):
     message = "GatedGemm"
     optional = ()
     profiled = False
+    kernels = GemmOperation.name
     refuses = MappingProxyType(NO_CHECK | REFUSES)
     options = (
         *_OWN,
         *(option for option in GemmOperation.options if option.name not in ("precision", *(own.name for own in _OWN))),
     )
+
+    def recorded_fields(self, problem: Mapping[str, Any], tree: EpilogueVisitorTree | None) -> Iterator[dict[str, Any]]:
+        base, program = split(problem["epilogue"])
+        if not is_gated(base):
+            return
+        gates = [name for name in GATES if bias_and_activation(None, name).program == program]
+        for fields in super().recorded_fields(
+            {**problem, "epilogue": SCALED if base == GATED_SCALED else LINEAR}, tree
+        ):
+            for gate in gates:
+                yield fields | {"epilogue": GemmEpilogue(activation=gate)}
 
     def probe(self, request: GemmRequest, arrays: Arrays) -> Probe[GemmRequest]:
         from .reference import GatedGemmProbe

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +22,8 @@ from ...epilogue.results import MatrixResult
 from ...errors import InvalidOperandError, UnsupportedError, require
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype, ScaleType
+from ...generator.epilogue.lower import SCALED, is_gated, split
+from ...generator.epilogue.tree import EpilogueVisitorTree
 from ...generator.key import KernelKey
 from ...generator.matrix import is_supported_for
 from ...generator.members import Members
@@ -313,6 +316,24 @@ class GemmOperation(PlannedOperation[GemmRequest]):
             batch_invariant=options.flag("batch_invariant") or None,
         )
 
+    def recorded_fields(self, problem: Mapping[str, Any], tree: EpilogueVisitorTree | None) -> Iterator[dict[str, Any]]:
+        *batches, m, n = problem["d"]["shape"]
+        if len(batches) > 1 or is_gated(problem["epilogue"]):
+            return
+        base, program = split(problem["epilogue"])
+        dtype, dtype_b = (CutlassDtype(problem[name]["dtype"]) for name in "ab")
+        fields = {
+            "shape": GemmShape(m, n, problem["a"]["shape"][-1], *batches),
+            "dtype": dtype,
+            "dtype_b": None if dtype_b is dtype else dtype_b,
+            "out_dtype": CutlassDtype(problem["d"]["dtype"]),
+            "epilogue": recorded_epilogue(problem, EpilogueVisitorTree.parse(program) if program else None),
+            **_recorded_scales(problem, base),
+            **recorded_math(problem),
+        }
+        for layouts in itertools.product(GemmLayout, repeat=3):
+            yield fields | dict(zip(("layout_a", "layout_b", "layout_c"), layouts, strict=True))
+
     def plan(self, request: GemmRequest, device: int, **options: Any) -> Plan:
         options["batch_invariant"] = is_batch_invariant(request.batch_invariant)
         return make(request.problem(device), request.scales(), request.fusion(), **options)
@@ -343,6 +364,25 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         from .reference import GemmProbe
 
         return GemmProbe(request, arrays)
+
+
+def recorded_epilogue(problem: Mapping[str, Any], tree: EpilogueVisitorTree | None) -> GemmEpilogue:
+    """The epilogue of a recorded problem; its scalars are not recorded."""
+    return GemmEpilogue(beta=1.0 if problem["c"] else 0.0, tree=tree)
+
+
+def recorded_math(problem: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a request for a recorded problem's math mode."""
+    mode = problem["math"]
+    return {"precision": mode if mode in PRECISIONS else None, "fast_accum": mode == FAST}
+
+
+def _recorded_scales(problem: Mapping[str, Any], base: str) -> dict[str, Any]:
+    """The fields of a request for a recorded problem's scales; those of tensors and vectors are one problem."""
+    if problem["scale_type"] == ScaleType.F32.value:
+        return {"scaling": "block", "quantized": base == SCALED}
+    of_fp4 = {kind.value: name for name, kind in fp4.SCALINGS.items()}.get(problem["scale_type"])
+    return {"scaling": of_fp4 or ("tensor" if base == SCALED else None), "quantized": problem["quantized"]}
 
 
 def _scale(name: str, scale: Scale) -> OperandSlot:

@@ -315,7 +315,8 @@ def from_candidate(
             steps.launch(
                 candidate, args | nothing | {"a": zeros, "b": zeros}, when=NO_PRODUCT if problem.k != 0 else ALWAYS
             )
-    return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta, integral=plain and key.acc is CutlassDtype.I32)
+    integral = plain and key.acc is CutlassDtype.I32
+    return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta, integral=integral, problem=how.problem)
 
 
 def clears_masks(key: KernelKey) -> bool:

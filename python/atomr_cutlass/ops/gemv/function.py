@@ -283,4 +283,4 @@ def from_candidate(
             "c": None if c is None else moved(c, at_c, problem.d.dtype), "d": moved(out, at_d, problem.d.dtype),
         }  # fmt: skip
         steps.launch(candidate, args | tree.args(batches.strides[4:], tuple(offsets), swapped=False))
-    return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta)
+    return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta, problem=how.problem)

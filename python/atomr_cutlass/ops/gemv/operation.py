@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ...epilogue.fusion import Fusion
 from ...errors import InvalidOperandError
+from ...generator.dtypes import CutlassDtype
+from ...generator.epilogue.lower import split
+from ...generator.epilogue.tree import EpilogueVisitorTree
 from ...generator.families.gemv import OP
 from ...generator.key import COLUMN, KernelKey
 from ...pipeline import select
@@ -19,7 +23,7 @@ from ...pipeline.plan import Plan
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.request import Option, Request, RequestOptions, expect_extents, sampled
 from ..gemm.kernels import GemmCandidate
-from ..gemm.operation import LETTERS, GemmLayout, GemmRequest, GemmShape, fields_from
+from ..gemm.operation import LETTERS, GemmLayout, GemmRequest, GemmShape, fields_from, recorded_epilogue
 from ..gemm.problem import GemmProblem, fused_problem
 from .function import GemvSearch, VectorResult, check_types, make, search_for, transposed, vector_of
 
@@ -140,6 +144,20 @@ class GemvOperation(PlannedOperation[GemvRequest]):
             **fields_from(options),
             layout_a=LETTERS[letter],
         )
+
+    def recorded_fields(self, problem: Mapping[str, Any], tree: EpilogueVisitorTree | None) -> Iterator[dict[str, Any]]:
+        *batches, _, columns = problem["d"]["shape"]
+        if len(batches) > 1:
+            return
+        _, program = split(problem["epilogue"])
+        for layout in GemmLayout:
+            yield {
+                "shape": GemvShape(columns, problem["a"]["shape"][-1], *batches),
+                "dtype": CutlassDtype(problem["a"]["dtype"]),
+                "out_dtype": CutlassDtype(problem["d"]["dtype"]),
+                "epilogue": recorded_epilogue(problem, EpilogueVisitorTree.parse(program) if program else None),
+                "layout_a": layout,
+            }
 
     def plan(self, request: GemvRequest, device: int, **options: Any) -> Plan:
         return make(request.problem(device), request.fusion(), **options)

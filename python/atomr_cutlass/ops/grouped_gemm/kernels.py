@@ -351,7 +351,7 @@ def _plan(search: GroupedSearch, candidate: Candidate[GroupedProblem], how: Plan
                 f"operand{number}_batch_stride": group_stride,
             }
     steps.launch(candidate, args, main=True)
-    return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta)
+    return steps.plan(like=how.like, alpha=how.alpha, beta=how.beta, problem=how.problem)
 
 
 def _table(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -231,6 +232,22 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
             scaling=options.given("scaling"),
             batch_invariant=options.flag("batch_invariant") or None,
         )
+
+    def recorded_fields(self, problem: Mapping[str, Any], tree: EpilogueVisitorTree | None) -> Iterator[dict[str, Any]]:
+        if problem["form"] != LIST:
+            return
+        members = zip(problem["a"], problem["b"], strict=True)
+        groups = [GemmShape(a["shape"][0], b["shape"][1], a["shape"][1]) for a, b in members]
+        fields = {
+            "shape": GroupedGemmShape(groups),
+            "dtype": CutlassDtype(problem["a"][0]["dtype"]),
+            "out_dtype": CutlassDtype(problem["d"][0]["dtype"]),
+            "epilogue": gemm.recorded_epilogue(problem, tree),
+            "scaling": problem["scale_a"]["form"] if problem["scale_a"] else None,
+            "fast_accum": problem["math"] == FAST,
+        }
+        for layouts in itertools.product(GemmLayout, repeat=3):
+            yield fields | dict(zip(("layout_a", "layout_b", "layout_c"), layouts, strict=True))
 
     def plan(self, request: GroupedGemmRequest, device: int, **options: Any) -> Plan:
         options["batch_invariant"] = is_batch_invariant(request.batch_invariant)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 import warnings
 from pathlib import Path
 
@@ -16,9 +17,11 @@ import fake_cases
 import golden_gpu
 import tune_cases
 from atomr_cutlass.arrays.layouts import MatrixSpec
+from atomr_cutlass.cli import tune as tune_module
 from atomr_cutlass.cli.app import app
 from atomr_cutlass.generator import key_file
 from atomr_cutlass.generator.matrix import expand
+from atomr_cutlass.ops.gemm import suites
 from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.pipeline import profiler_csv, tuning
 
@@ -182,3 +185,90 @@ def test_the_command_refuses_what_is_no_gpu(text: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["tune", "--device", text, "--out", str(tmp_path / "tuned.jsonl")])
     assert result.exit_code == 2
     assert "expected indexes, comma-separated, or all" in result.output
+
+
+@pytest.fixture
+def tuned(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The requests that the command has tuned."""
+    found: list[object] = []
+    monkeypatch.setattr(tune_module, "tune", lambda requests, *_, **__: found.extend(requests) or [])
+    return found
+
+
+def command(tmp_path: Path, *words: str, status: int = 0) -> str:
+    result = CliRunner().invoke(app, ["tune", "--out", str(tmp_path / "tuned.jsonl"), *words])
+    assert result.exit_code == status, result.output
+    return " ".join(re.sub("[│╭─╮╰╯]", "", result.output).split())
+
+
+def test_the_command_tunes_suites(tmp_path: Path, tuned: list[ac.GemmRequest]) -> None:
+    words = ["--suite", "llama-3-8b, qwen-3-8b", "--rows", "1,16", "--dtype", "f16", "--layouts", "rcr,rrr"]
+    command(tmp_path, *words, "--activation", "relu")
+    shapes = [(request.shape.m, request.shape.n, request.shape.k) for request in tuned]
+    layers = {extents for model in ("llama-3-8b", "qwen-3-8b") for extents in suites.MODELS[model].values()}
+    assert len(layers) == 6  # two of the models are the same
+    expected = {(m, n, k) for m in (1, 16) for n, k in layers}
+    assert sorted(shapes) == sorted([*expected, *expected])
+    like = [(request.dtype, request.epilogue.activation, request.layout_a, request.layout_c) for request in tuned]
+    assert set(like) == {(ac.CutlassDtype.F16, "relu", ac.GemmLayout.ROW_MAJOR, ac.GemmLayout.ROW_MAJOR)}
+    assert [request.layout_b for request in tuned[:12]] == [ac.GemmLayout.COL_MAJOR] * 12
+    assert [request.layout_b for request in tuned[12:]] == [ac.GemmLayout.ROW_MAJOR] * 12
+
+
+def test_the_command_tunes_suites_with_the_default_rows_and_layout(tmp_path: Path, tuned: list[ac.GemmRequest]) -> None:
+    command(tmp_path, "--suite", "deepseek-v3", "--dtype", "e4m3", "--scaling", "block")
+    assert len(tuned) == len(suites.ROWS) * len(suites.MODELS["deepseek-v3"])
+    assert {request.layout_b for request in tuned} == {ac.GemmLayout.COL_MAJOR}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["--suite", "llama-9"],
+            "no model 'llama-9'; valid: llama-3-8b, llama-3-70b, qwen-2.5-7b, qwen-3-8b, deepseek",
+        ),
+        (["--suite", "llama-3-8b,"], "no model ''; valid: llama-3-8b"),
+        (["--suite", ""], "--suite: it is empty; valid: llama-3-8b"),
+        (["--suite", "llama-3-8b", "--rows", "1,x"], "'1,x'; expected whole numbers, comma-separated"),
+        (["--suite", "llama-3-8b", "--rows", "0"], "'0'; expected whole numbers, comma-separated"),
+        (["--suite", "llama-3-8b", "--layouts", "rc"], "--layout is 'rc'; expected three letters r or c"),
+        (["--suite", "llama-3-8b", "--layouts", "rcr,"], "--layouts: expected values of --layout, comma-separated"),
+        (["--suite", "llama-3-8b", "--op", "gemv"], "the suites are of GEMMs: leave --op out"),
+        (["--suite", "llama-3-8b", "--n", "8"], "--n: not used with --suite; leave it out"),
+        (["--suite", "llama-3-8b", "--file", "requests.jsonl"], "--suite: given beside --file; give one of them"),
+        (["--rows", "8"], "--rows: only used with --suite; leave it out"),
+        (["--keys", "keys.jsonl", "--dtype", "f16"], "--dtype: not used with --keys; leave it out"),
+        (["--keys", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
+    ],
+)
+def test_the_command_refuses_sources_that_are_not_there(
+    words: list[str], says: str, tmp_path: Path, tuned: list[object]
+) -> None:
+    assert says in command(tmp_path, *words, status=2)
+    assert tuned == []
+
+
+def test_the_command_tunes_recorded_calls(tmp_path: Path, tuned: list[object]) -> None:
+    request = ac.GemmRequest(ac.GemmShape(64, 64, 64), dtype=ac.CutlassDtype.BF16)
+    gaps = dataclasses.replace(request.problem(0), a=dataclasses.replace(SPEC, strides=(72, 1)))
+    texts = [tuning.RecordedProblem("gemm", problem).text() for problem in (request.problem(0), gaps)]
+    keys = tmp_path / "keys.jsonl"
+    keys.write_text(key_file.line(KEYS[0], problems=list(map(json.loads, texts))), encoding="utf-8")
+    assert "1 problem of gemm left out" in command(tmp_path, "--keys", str(keys))
+    assert [each.problem(0) for each in tuned] == [request.problem(0)]
+    keys.write_text(key_file.line(KEYS[0], problems=[json.loads(texts[1])]), encoding="utf-8")
+    assert "has no call that can be tuned" in command(tmp_path, "--keys", str(keys), status=2)
+    keys.write_text(key_file.line(KEYS[0], shapes=[]), encoding="utf-8")
+    assert "record again" in command(tmp_path, "--keys", str(keys), status=2)
+
+
+def test_suites_of_requests() -> None:
+    like = ac.GemmRequest(ac.GemmShape(1, 1, 1, 3), dtype=ac.CutlassDtype.BF16)
+    requests = ac.suite_requests("llama-3-8b", like, [5])
+    assert [request.shape for request in requests] == [
+        ac.GemmShape(5, n, k, 3) for n, k in suites.MODELS["llama-3-8b"].values()
+    ]
+    assert {dataclasses.replace(request, shape=like.shape) for request in requests} == {like}
+    with pytest.raises(ac.InvalidOperandError, match="no model 'llama'; valid: llama-3-8b"):
+        ac.suite_requests(["llama-3-8b", "llama"], like)

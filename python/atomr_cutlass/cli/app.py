@@ -16,7 +16,8 @@ from .cache import cache_app
 from .installed import info_command, list_command
 from .output import complain
 from .packs import build_command, epilogue_command, pack_app
-from .requests import demo_command, explain_command, run_command, tune_command
+from .requests import demo_command, explain_command, run_command
+from .tune import tune_command
 
 
 class _Commands(typer.core.TyperGroup):

@@ -1,39 +1,33 @@
-"""`explain`, `run`, `demo` and `tune`: commands for requests that are described by options."""
+"""`explain`, `run` and `demo`: commands for requests that are described by options."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
-import inspect
-import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Iterable, Iterator
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from ..errors import DeviceUnavailableError, InvalidOperandError, KernelNotFoundError, UnsupportedError
+from ..errors import DeviceUnavailableError, KernelNotFoundError, UnsupportedError
 from ..generator.archs import SmArch
 from ..jit import kernels
-from ..pipeline import devices, profiler_csv, table, tuning, verify
+from ..pipeline import devices, table, verify
 from ..pipeline import plan as plans
 from ..pipeline.explanation import Explanation, explain
-from ..pipeline.operation import Arrays, operation_of, planned_operations, request_from
-from ..pipeline.pack_build import dask_cluster
+from ..pipeline.operation import Arrays, operation_of, request_from
 from ..pipeline.probe import Track
-from ..pipeline.request import COMMON, Option, Request, RequestOptions
-from ..pipeline.tune import append, tune
+from ..pipeline.request import Request, RequestOptions
 from ..pipeline.verify import RunResult
 from .installed import gather, print_facts
-from .output import AsJson, complain, heading, line, print_json, report, track
+from .options import of_a_request
+from .output import AsJson, heading, line, print_json, report
 
 BACKENDS = (*plans.BACKENDS, "reference")
-EXTENT = 4096
-"""The default extent of requests, if nothing is computed on the host."""
 
 Jit = Annotated[
     str,
@@ -43,48 +37,6 @@ Jit = Annotated[
         f"empty: what {kernels.POLICY_VARIABLE} says, else auto.",
     ),
 ]
-
-
-def of_a_request(command: Callable[..., None], extent: int = EXTENT) -> Callable[..., None]:
-    """The command with the options of requests of all operations; its first argument is the request made of them.
-
-    Dimensions that are not given have this extent.
-    """
-    options, names = request_options(), list(planned_operations())
-
-    def with_options(op: str, **given: Any) -> None:
-        values = {name: given.pop(name) for name in options}
-        command(request_from(op, RequestOptions(extent, values)), **given)
-
-    op = Option("op", f"Operation: {', '.join(names)}.", names[0])
-    _, *own = inspect.signature(command, eval_str=True).parameters.values()
-    parameters = [*map(_parameter, (op, *options.values())), *own]
-    with_options.__doc__ = command.__doc__
-    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return with_options
-
-
-@functools.cache
-def request_options() -> dict[str, Option]:
-    """The options of requests by name; if operations explain an option differently, its help has each text."""
-    options = {option.name: option for option in COMMON}
-    texts: dict[str, dict[str, list[str]]] = {option.name: {option.help: []} for option in COMMON}
-    for name, operation in planned_operations().items():
-        for option in operation.options:
-            options.setdefault(option.name, option)
-            texts.setdefault(option.name, {}).setdefault(option.help, []).append(name)
-    for name, by_text in texts.items():
-        said = (f"Of {', '.join(ops)}: {text}" if ops else text for text, ops in by_text.items())
-        options[name] = dataclasses.replace(options[name], help=" ".join(said))
-    return options
-
-
-def _parameter(option: Option) -> inspect.Parameter:
-    kind, least = (int | None, option.least) if option.default is None else (type(option.default), None)
-    flag = f"--{option.name.replace('_', '-')}"
-    annotation = Annotated[kind, typer.Option(flag, min=least, help=option.help)]  # type: ignore[valid-type]
-    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=annotation)
 
 
 @of_a_request
@@ -157,62 +109,6 @@ def demo_command(*, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-@of_a_request
-def tune_command(
-    request: Request,
-    *,
-    out: Annotated[Path, typer.Option(help="File that the records are added to.")],
-    device: Annotated[str, typer.Option(help="Index of the GPU, several with commas, or all of the host.")] = "0",
-    dask: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESS", help="Tune on the GPUs of this Dask scheduler's workers, on `--device` of each."
-        ),
-    ] = "",
-    csv: Annotated[
-        Path | None, typer.Option(help="File for the records of plain GEMMs as cutlass_profiler's CSV too.")
-    ] = None,
-    from_csv: Annotated[
-        Path | None, typer.Option(help="Add the fastest kernels of cutlass_profiler's CSV instead of tuning.")
-    ] = None,
-    gpu: Annotated[str, typer.Option(help="Name of the model that --from-csv was measured on; empty: GPU 0's.")] = "",
-    file: Annotated[
-        Path | None,
-        typer.Option(help='Requests to tune: a JSON object of these options a line, such as {"op": "gemm", "m": 8}.'),
-    ] = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="How long kernels of one request are timed, about.")] = 5.0,
-    compiled: Annotated[int, typer.Option(min=0, help="How many kernels that the table lacks are tried too.")] = 0,
-    again: Annotated[bool, typer.Option("--again", help="Tune what the file has a record of, too.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Times every kernel for requests and records the fastest, for processes with ATOMR_CUTLASS_TUNED."""
-    if from_csv is not None:
-        records, left_out = profiler_csv.read(from_csv, gpu or None)
-        append(out, records)
-    else:
-        requests, left_out = [request] if file is None else tuning.read_lines(file, _parsed_request), 0
-        with dask_cluster(dask) if dask else contextlib.nullcontext() as executor:
-            records = tune(
-                requests, out, device=_devices(device), executor=executor, seconds=seconds, compiled=compiled,
-                again=again, progress=lambda requests, count: track(requests, "Tuning", count),
-            )  # fmt: skip
-    if csv is not None:
-        written = profiler_csv.write(records, csv)
-        if written < len(records):
-            complain(f"{len(records) - written} records have no form in {csv}: they are no plain GEMMs")
-    lines = [
-        f"{record.microseconds:10.2f} us, {record.chosen_microseconds / record.microseconds:.2f} times the model's "
-        f"choice, of {record.tried}: {record.key.name}"
-        for record in records
-    ]
-    if left_out:
-        lines.append(
-            f"{left_out} rows were left out: failed or wrong ones, and kernels that are no cell of this package"
-        )
-    value = {"records": [json.loads(record.line()) for record in records], "left_out": left_out}
-    report(value, *lines, as_json=as_json)
-
-
 def _tried(request: Request, jit: str | None = None) -> tuple[RunResult, str]:
     """(the outcome of a request, the reason if the reference computed it despite a GPU)."""
     try:
@@ -265,28 +161,3 @@ def _print_result(result: RunResult) -> None:
             f"than rounding; largest difference {result.max_error:.3g}",
             "bold red",
         )
-
-
-def _devices(text: str) -> tuple[int, ...] | None:
-    """The indexes that --device names; None for `all`."""
-    if text == "all":
-        return None
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words):
-        raise typer.BadParameter(f"{text!r}; expected indexes, comma-separated, or all", param_hint="--device")
-    return tuple(map(int, words))
-
-
-def _parsed_request(values: Any) -> Request:
-    """The request that an object of a file describes."""
-    if not isinstance(values, dict):
-        raise InvalidOperandError("expected a JSON object")
-    op, valid = values.pop("op", next(iter(planned_operations()))), request_options()
-    for name, value in values.items():
-        if name not in valid:
-            raise InvalidOperandError(f"no option is called {name!r}; valid: op, {', '.join(valid)}")
-        default = valid[name].default
-        kind: Any = int if default is None else (int, float) if isinstance(default, float) else type(default)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise InvalidOperandError(f"{name} is {json.dumps(value)}; expected a value such as its default")
-    return request_from(op, RequestOptions(EXTENT, values))

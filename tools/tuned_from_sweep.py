@@ -92,18 +92,26 @@ class Sweep:
 
 
 def record_of(sweep: Sweep, row: Mapping[str, Any]) -> TuneRecord | None:
-    """The record of a row; None where plans make none of its launches (any more)."""
+    """The record of a row, of the fastest launch that plans make; None where the matrix has none of its kernels.
+
+    If plans make none of its launches any more, the record is of the fastest: a build counts the times of its kernels,
+    and the selection passes it over.
+    """
     search = GemmOperation().search(sweep.request(row), devices.imagined(SmArch.SM90A))
+    if search is None:
+        return None
     launches = sweep.launches(row)
-    made = ((launch, _formulation(search, launch)) for launch in launches)
-    fastest, formulation = next(((launch, place) for launch, place in made if place is not None), (None, None))
-    if search is None or fastest is None or formulation is None or fastest.key is None:
+    served = [launch for launch in launches if _serves(search, launch)]
+    made = ((launch, _formulation(search, launch)) for launch in served)
+    fastest, formulation = next(((launch, place) for launch, place in made if place is not None), (None, 0))
+    fastest = fastest or next(iter(served), None)
+    if fastest is None or fastest.key is None:
         return None
     chosen, chosen_us = fastest.name, row.get("chosen", fastest.us)
     if all(launch.model_us is not None for launch in launches):
         chosen = min(launches, key=lambda launch: launch.model_us or 0.0).name
         chosen_us = next(launch.us for launch in launches if launch.name == chosen)
-    times = tuning.timings((launch.key, launch.us) for launch in launches if _serves(search, launch))
+    times = tuning.timings((launch.key, launch.us) for launch in served if launch.key is not None)
     split_k, swizzle, raster, width = fastest.options
     return TuneRecord(
         sweep.gpu, tuning.identity(search.tuned_problem), fastest.key, formulation, split_k, swizzle, raster,
@@ -115,9 +123,9 @@ def _serves(search: GemmSearch, launch: Launch) -> bool:
     return launch.key is not None and bool(search.serves(launch.key))
 
 
-def _formulation(search: GemmSearch | None, launch: Launch) -> int | None:
+def _formulation(search: GemmSearch, launch: Launch) -> int | None:
     """The place of the formulation in which plans launch a kernel so; None where they do not."""
-    if search is None or launch.key is None:
+    if launch.key is None:
         return None
     for place, formulation in enumerate(itertools.chain.from_iterable(search.formulations)):
         for candidate in candidates_of(search, launch.key, None, [formulation]):

@@ -97,6 +97,13 @@ def test_rows_without_columns_have_the_swizzle_second(tmp_path: Path) -> None:
     assert (record.options, record.microseconds, record.chosen_microseconds) == ((1, 4, 2, 0), 8.25, 8.5)
 
 
+def test_launches_that_no_plan_makes_count_for_builds(tmp_path: Path) -> None:
+    (key, *_) = kernels_of(search_of())
+    row = ROW | {"cells": [[0, 77, 1, 1, 0, 8.25, 8.0]]}
+    (record,) = tuned(tmp_path, {"gpu": GPU, "kernels": [key.name], "columns": COLUMNS, "rows": [row]})
+    assert record.timings == ((key.digest, 8.25),)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

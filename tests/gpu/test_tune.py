@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,29 @@ def test_all_gpus_of_the_host_share_the_requests(tmp_path: Path) -> None:
     assert len((tmp_path / "tuned.jsonl").read_text(encoding="utf-8").splitlines()) == len(records)
     for request in requests:
         assert verify.run(request, jit="off").ok
+
+
+def test_recorded_calls_are_tuned(torch: Any, tmp_path: Path) -> None:
+    """A recording of calls, of which most plans follow from that of another, leads to what the calls then use."""
+    keys, rows = tmp_path / "keys.jsonl", (96, 160, 224, 288)
+    b = torch.randn(1024, 768, device="cuda", dtype=torch.bfloat16).T
+
+    def call(m: int) -> None:
+        a = torch.randn(m, 768, device="cuda", dtype=torch.bfloat16)
+        torch.testing.assert_close(ac.gemm(a, b).float(), a.float() @ b.float(), rtol=2e-2, atol=2e-1)
+
+    with ac.record(keys):
+        for m in rows:
+            call(m)
+    # Plans of other tests that are alive count as used.
+    extents = {ac.GemmShape(m, 1024, 768) for m in rows}
+    requests = [request for request in ac.recorded_requests(keys) if request.shape in extents]
+    assert {request.shape for request in requests} == extents
+    records = ac.tune(requests, tmp_path / "tuned.jsonl", seconds=1.0)
+    for m in rows:
+        call(m)
+    again = tmp_path / "again.jsonl"
+    with ac.record(again):
+        pass
+    used = {json.loads(line)["name"] for line in again.read_text(encoding="utf-8").splitlines()}
+    assert {record.key.name for record in records} <= used

@@ -724,6 +724,12 @@ def _other_calls() -> Iterable[Call]:
     yield Call("kernels", ac.kernels, lambda: {"op": "gemm", "dtype": D.F32, "arch": ac.SmArch.SM80, "filter": "*"})
     yield Call("load_pack", ac.load_pack, lambda: {"path": "/nonexistent/pack.so"})
     yield Call("load_tuning", ac.load_tuning, lambda: {"path": "/nonexistent/tuned.jsonl"})
+    yield Call("recorded_requests", ac.recorded_requests, lambda: {"path": "/nonexistent/keys.jsonl"})
+    yield Call(
+        "suite_requests",
+        ac.suite_requests,
+        lambda: {"models": "llama-3-8b", "like": ac.GemmRequest(ac.GemmShape(1, 1, 1), dtype=D.BF16), "rows": [1, 16]},
+    )
     yield Call("freeze", _freeze, lambda: {"policy": "warn"})
     yield Call("version", ac.version)
     for kind in (ac.CutlassDtype, ac.SmArch, ac.GemmLayout, ac.ConvLayout, ac.MatmulEpilogue):

@@ -40,8 +40,8 @@ MADE = {"Explanation", "KernelInfo", "OpPlan", "Plan", "TuneRecord", "heuristics
 ELSEWHERE = {"exit_for_restart", "quantization", "record", "tune"}
 """What ends the process or writes files, and a module: test_frozen.py and test_tune.py have what `record` and `tune`
 refuse, test_quantization.py what functions of `quantization` do."""
-REFUSED = {"BoundPlan", "CutlassMsg.Refit", "RefitMsg", "load_pack", "load_tuning", "supervise"}
-"""What takes a GPU, a pack or another process to be valid; so do messages with operands."""
+REFUSED = {"BoundPlan", "CutlassMsg.Refit", "RefitMsg", "load_pack", "load_tuning", "recorded_requests", "supervise"}
+"""What takes a GPU, a file or another process to be valid; so do messages with operands."""
 
 budget = settings(
     max_examples=max(1, MORE) * 3000,

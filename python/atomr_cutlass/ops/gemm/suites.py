@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ...checks import shown
+from ...checks import expect, shown
 from ...errors import InvalidOperandError
 
 if TYPE_CHECKING:  # the benchmarks need the table alone
@@ -46,7 +46,7 @@ def projections(model: str) -> Mapping[str, tuple[int, int]]:
     Raises:
         InvalidOperandError: an unknown model.
     """
-    if model not in MODELS:
+    if not isinstance(model, str) or model not in MODELS:
         raise InvalidOperandError(f"no model {shown(model)}; valid: {', '.join(MODELS)}")
     return MODELS[model]
 
@@ -64,8 +64,13 @@ def suite_requests(models: str | Sequence[str], like: GemmRequest, rows: Sequenc
         The requests, each once: some layers of models are alike.
 
     Raises:
-        InvalidOperandError: an unknown model, or a number of rows that is no extent.
+        InvalidOperandError: an unknown model, a number of rows that is no extent, or an argument of another kind.
     """
+    from .operation import GemmRequest
+
+    expect(like, GemmRequest, "like")
+    expect(models, (str, Sequence), "models", "a name of a model, or several")
+    expect(rows, Sequence, "rows", "a sequence of integers")
     names = [models] if isinstance(models, str) else models
     layers = [extents for name in names for extents in projections(name).values()]
     shapes = (dataclasses.replace(like.shape, m=m, n=n, k=k) for n, k in layers for m in rows)

@@ -105,6 +105,18 @@ def case_calls_of_every_function() -> None:
     )  # fmt: skip
 
 
+def case_matmul_records_gemms() -> None:
+    def product(**values: Any) -> None:
+        ac.matmul(ac.MatmulRequest(array(0, 64, 128), array(1, 128, 256), m=64, n=256, k=128, **values))
+
+    transposed = ac.GemmShape(256, 64, 128)  # rows of D^T are columns of a column-major D
+    expect(product, ac.GemmRequest(transposed, dtype=D.BF16))
+    with recorded() as path:
+        product(bias=array(2, 64), epilogue=ac.MatmulEpilogue.RELU_BIAS)
+        (found,) = ac.recorded_requests(path)
+    assert (found.shape, [operand.kind for operand in found.tree.inputs]) == (transposed, ["row"])
+
+
 def case_plans_of_requests() -> None:
     for name, request in tune_cases.REQUESTS.items():
         with recorded() as path:

@@ -23,6 +23,7 @@ import fit_few
 from facts import machine
 from shapes import Shape, draw, purpose
 
+from atomr_cutlass.generator import headers
 from atomr_cutlass.jit import toolchain
 from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.devices import Device
@@ -86,11 +87,13 @@ def main() -> int:
         parser.error(f"seed {arguments.seed} is for acceptance")
     device = devices.get(0)
     shapes = draw(["few rows"], arguments.count, arguments.seed, aligned=True)
+    folders = headers.includes(toolchain.CUTLASS, "nvcc", ours=toolchain.OURS).folders
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "few_divisions"
         subprocess.run(
-            ["nvcc", "-O3", "-std=c++17", "--expt-relaxed-constexpr", "--generate-code=arch=compute_90a,code=sm_90a",
-             *(f"-I{path}" for path in (toolchain.INCLUDE, *toolchain.cutlass_includes())), "-o", program, PROGRAM],
+            ["nvcc", "-O3", "-DNDEBUG", "-std=c++17", "--expt-relaxed-constexpr",
+             "--generate-code=arch=compute_90a,code=sm_90a", *(f"-I{path}" for path in folders), "-o", program,
+             PROGRAM],
             check=True,
         )  # fmt: skip
         timed = subprocess.run(

@@ -138,7 +138,7 @@ def draw(names: Sequence[str], count: int, seed: int, *, aligned: bool | None = 
         multiple: keep to shapes whose N and K are multiples of it, as aligned rows of narrower elements are.
 
     Raises:
-        ValueError: an unknown class.
+        ValueError: an unknown class, or one without misaligned shapes where those are asked for.
     """
     shapes = []
     for name in names:
@@ -146,6 +146,8 @@ def draw(names: Sequence[str], count: int, seed: int, *, aligned: bool | None = 
             raise ValueError(f"no class {name!r}; valid: {', '.join(CLASSES)}")
         source = random.Random(f"{seed} {name}")  # noqa: S311 - a repeatable draw, no secret
         found: list[Shape] = []
+        if aligned is False and (CLASSES[name].multiple or 1) % 8 == 0:
+            raise ValueError(f"{name} has aligned shapes alone: leave it out")
         while len(found) < count:
             shape = _one(CLASSES[name], source)
             small = shape.bytes(2) <= OPERAND_BYTES_AT_MOST and shape.flops <= FLOPS_AT_MOST

@@ -175,7 +175,7 @@ _PRESETS: tuple[tuple[int, str, str, tuple[D, ...], tuple[str, ...]], ...] = (
 """The first preset of a tree: its tier, operation, name, element types of A, and layouts."""
 
 _FEW_ROWS = ((D.BF16, "rc"), (D.BF16, "rr"), (D.F16, "rc"), (D.F8E4M3, "rc"))
-"""Element types and layouts for which presets have trees on a kernel for few rows: `common` and `gated_silu`."""
+"""Element types and layouts for which presets have `common`, and but for f16 `gated_silu`, on a kernel for few rows."""
 
 _NOT_OF_F16 = (
     *(("gemm", name) for name in ("row_scale", "row_column_scale", "quantize", "gated_gelu")),
@@ -229,7 +229,8 @@ def cells(plain: Sequence[Cell]) -> Iterator[tuple[int, KernelKey, Tree]]:
             # On random shapes the widest cluster alone is estimated 1% slower than all of them.
             tier, key = max(alike, key=lambda cell: cell[1].cluster[2])
             yield tier, key, NAMED["common"](key)
-            yield FULL, key, NAMED["gated_silu"](key)
+            if key.a is not D.F16:
+                yield FULL, key, NAMED["gated_silu"](key)
 
 
 class RequestedTree(NamedTuple):

@@ -84,3 +84,8 @@ def test_seeds_are_for_fitting_or_for_acceptance():
     assert purpose(4) == "fitting"
     assert purpose(99) == "acceptance"
     assert all(purpose(seed) == "none: spent" for seed in SPENT)
+
+
+def test_a_class_without_misaligned_shapes_is_refused() -> None:
+    with pytest.raises(ValueError, match="decode has aligned shapes alone"):
+        draw(["few rows", "decode"], 2, 3, aligned=False)

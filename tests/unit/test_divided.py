@@ -86,7 +86,7 @@ def test_tf32_and_fp8_with_scales_are_divided() -> None:
         problem = dense(141, 848, 1664, layouts, D.F32, math="tf32")
         assert any(served(key, problem) for key in CELLS)
         first = GemmSearch(problem, H200).formulations[0]
-        assert any(formulation.divided for formulation in first if formulation.copied) is (layouts == "rrr")
+        assert any(formulation.divided for formulation in first if formulation.copies) is (layouts == "rrr")
     scaled = dataclasses.replace(dense(31, 128, 8192, dtype=D.F8E4M3), epilogue="scaled")
     scaled = dataclasses.replace(scaled, d=dataclasses.replace(scaled.d, dtype=D.BF16))
     assert any(served(key, scaled) for key in CELLS)

@@ -90,18 +90,21 @@ def test_every_layout_is_served(layouts: str, dtype: D) -> None:
 
 
 @pytest.mark.usefixtures("full_table")
-def test_hopper_cells_serve_aligned_operands_and_the_sm80_generation_the_rest() -> None:
-    assert select.choose(GemmSearch(LARGE, H200), backend="prebuilt").info.key.generation == "sm90"
+def test_hopper_cells_serve_aligned_operands_and_copies_of_the_rest() -> None:
+    aligned = select.choose(GemmSearch(LARGE, H200), backend="prebuilt")
+    assert (aligned.info.key.generation, aligned.formulation.copies) == ("sm90", ())
     for problem in (
         _problem(4096, 4096, 4096, alignment=2),
         _problem(4096, 4096, 4095),
         _problem(4096, 4096, 4096, pads=(1, 0, 0)),
+        _problem(4096, 4097, 4096),
     ):
         candidate = select.choose(GemmSearch(problem, H200), backend="prebuilt")
-        assert candidate.info.key.generation == "sm80"
-        assert candidate.info.key.arch is SmArch.SM90A
-    # A copy of B that is contiguous along K is aligned.
-    assert select.choose(GemmSearch(_problem(4096, 4097, 4096), H200), backend="prebuilt").info.key.generation == "sm90"
+        assert candidate.info.key.generation == "sm90"
+        assert candidate.formulation.copies
+    # Copies take kernels of their own, which cost more than a small product.
+    small = select.choose(GemmSearch(_problem(4096, 64, 31), H200), backend="prebuilt")
+    assert (small.info.key.generation, small.info.key.arch) == ("sm80", SmArch.SM90A)
 
 
 @pytest.mark.usefixtures("full_table")
@@ -647,6 +650,8 @@ def test_rewrites_and_fallbacks_are_noted() -> None:
     notes = " ".join(explain(_request(layout_c=GemmLayout.COL_MAJOR)).notes)
     assert "D^T = B^T A^T" in notes
     notes = " ".join(explain(_request(shape=GemmShape(63, 65, 67))).notes)
+    assert "a is copied first, into rows of whole vectors" in notes
+    notes = " ".join(explain(_request(shape=GemmShape(63, 65, 67), dtype=D.I8, layout_b=GemmLayout.COL_MAJOR)).notes)
     assert "sm80-generation" in notes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ import golden_gpu
 import transposed_cases
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch, UnsupportedError, _core
-from atomr_cutlass.generator.families.transpose import transpose
+from atomr_cutlass.generator.families.transpose import padded, transpose
 from atomr_cutlass.generator.matrix import cells, supports
 from atomr_cutlass.generator.rules import FEW
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
@@ -31,6 +32,12 @@ def product(m: int, n: int, k: int, layouts: str = "rr", dtype: D = D.F32, math:
     return replace(made, d=replace(made.d, dtype=D.I32 if dtype is D.I8 else D.F32))
 
 
+def copies_of(search: GemmSearch) -> set[str]:
+    """The operands that formulations copy, `padded` where not transposed."""
+    copies = (copy for group in search.formulations for formulation in group for copy in formulation.copies)
+    return {copy.operand if copy.transposed else f"{copy.operand} padded" for copy in copies}
+
+
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The error that each case raised, as text."""
@@ -44,8 +51,9 @@ def test_on_a_fake_gpu(case: str, outcome: dict[str, str]) -> None:
 
 def test_kernels_are_of_three_widths() -> None:
     keys = {key for _, key in cells([SmArch.SM90A]) if key.op == "transpose"}
-    assert keys == {transpose(SmArch.SM90A, dtype) for dtype in (D.I8, D.BF16, D.F32)}
+    assert keys == {*(transpose(SmArch.SM90A, dtype) for dtype in (D.I8, D.BF16, D.F32)), padded(SmArch.SM90A, D.F16)}
     assert transpose(SmArch.SM90A, D.F8E4M3) in keys
+    assert not supports(padded(SmArch.SM90A, D.F32))
     assert all(supports(key) for key in keys)
     assert not [key for _, key in cells([SmArch.SM80, SmArch.SM100]) if key.op == "transpose"]
 
@@ -70,21 +78,19 @@ def test_what_lies_in_a_layout_that_serves_less_may_be_copied(
     dtype: D, math: str, layouts: str, copied: set[str]
 ) -> None:
     problem = product(256, 512, 128, layouts, dtype, math)
-    found = [formulation for group in GemmSearch(problem, H200).formulations for formulation in group]
-    assert {formulation.copied.operand for formulation in found if formulation.copied is not None} == copied
-    assert all(formulation.copied is None for group in GemmSearch(problem, A100).formulations for formulation in group)
+    assert copies_of(GemmSearch(problem, H200)) == copied
+    assert not copies_of(GemmSearch(problem, A100))
 
 
 def test_copies_for_kernels_without_vectors_are_of_any_width() -> None:
     """Those of K that is no multiple of four; N is none either, and vectors of the copy would not end with its rows."""
     search = GemmSearch(product(256, 513, 130, "rc", D.F32, "ieee"), H200)
-    found = [formulation for group in search.formulations for formulation in group if formulation.copied is not None]
-    assert [(each.copied.operand, each.align_b) for each in found if each.copied] == [("b", 1)]
+    found = [formulation for group in search.formulations for formulation in group if formulation.copies]
+    assert [([copy.operand for copy in each.copies], each.align_b) for each in found] == [(["b"], 1)]
 
 
 def test_small_products_of_ieee_f32_are_not_worth_a_copy() -> None:
-    search = GemmSearch(product(64, 96, 128, "rc", D.F32, "ieee"), H200)
-    assert all(formulation.copied is None for group in search.formulations for formulation in group)
+    assert not copies_of(GemmSearch(product(64, 96, 128, "rc", D.F32, "ieee"), H200))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +103,7 @@ def test_small_products_of_ieee_f32_are_not_worth_a_copy() -> None:
         ((512, 64, 512), "cr", set()),
         ((136, 512, 512), "cr", set()),
         ((512, 136, 512), "rr", set()),
-        ((64, 512, 517), "cr", {"a"}),  # rows of the copy are padded
+        ((64, 512, 517), "cr", set()),
     ],
 )
 def test_few_rows_that_are_not_contiguous_along_k_are_copied(
@@ -106,10 +112,9 @@ def test_few_rows_that_are_not_contiguous_along_k_are_copied(
     """Kernels for few rows or columns of D read the few along K; both operands are aligned for TMA."""
     for dtype in (D.BF16, D.F16):
         search = GemmSearch(product(*extents, layouts, dtype, "default"), H200)
-        found = [each for group in search.formulations for each in group if each.copied is not None]
-        assert {formulation.copied.operand for formulation in found if formulation.copied} == copied
+        assert copies_of(search) == copied
         chosen = select.rank_cells(search)[0]
-        assert (chosen.formulation.copied is not None) == (chosen.key.mainloop == FEW and bool(copied))
+        assert bool(chosen.formulation.copies) == (chosen.key.mainloop == FEW and bool(copied))
 
 
 @pytest.mark.parametrize(
@@ -117,22 +122,44 @@ def test_few_rows_that_are_not_contiguous_along_k_are_copied(
     [
         ((64, 97, 128), "rr", {"b"}),
         ((64, 97, 128), "rc", set()),
-        ((64, 97, 129), "rr", set()),
+        ((64, 97, 129), "rr", {"a padded", "b"}),
+        ((64, 97, 129), "rc", {"a padded", "b padded"}),
+        ((64, 96, 129), "rr", {"a padded", "b"}),
         ((65, 96, 128), "cr", {"a"}),
         ((65, 96, 128), "cc", {"a"}),
-        ((65, 97, 128), "cr", set()),
-        ((64, 96, 129), "cr", {"a"}),  # few rows
+        ((65, 97, 128), "cr", {"a", "b"}),
+        ((64, 96, 129), "cr", set()),
     ],
 )
-def test_rows_of_odd_length_are_copied_if_the_other_operand_is_aligned(
-    extents: tuple[int, int, int], layouts: str, copied: set[str]
-) -> None:
-    """With both misaligned one copy brings TMA nothing."""
+def test_rows_of_odd_length_are_copied(extents: tuple[int, int, int], layouts: str, copied: set[str]) -> None:
+    """Transposed where the copy is contiguous along K then, else with padded rows."""
     for dtype in (D.BF16, D.F16):
         search = GemmSearch(product(*extents, layouts, dtype, "default"), H200)
-        found = [each for group in search.formulations for each in group if each.copied is not None]
-        assert {formulation.copied.operand for formulation in found if formulation.copied} == copied
+        assert copies_of(search) == copied
+        found = [each for group in search.formulations for each in group if each.copies]
         assert {(formulation.align_a, formulation.align_b) for formulation in found} <= {(8, 8)}
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "layouts", "copied"),
+    [
+        (290, 15812, 7571, "rcr", {"a": False, "b": False}),
+        (4397, 1815, 13507, "rrr", {"a": False, "b": True}),
+        (1091, 2136, 1241, "rrr", {"a": False, "b": True}),
+        (21, 21, 58797, "rcr", {"a": False, "b": False}),
+        (561, 8204, 929, "rrr", {"a": False, "b": True}),
+        (8, 1858, 30835, "rcr", {"a": False, "b": False}),
+    ],
+)
+def test_operands_of_odd_k_are_copied(
+    m: int, n: int, k: int, layouts: str, copied: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`copied`: which of them, and whether transposed. K of kernels is that of the copies, whole vectors."""
+    fake_table.install(monkeypatch, fake_table.rows_of("full", [SmArch.SM90A]))
+    found = select.choose(GemmSearch(dense(m, n, k, layouts, D.BF16), H200), backend="prebuilt")
+    assert found.formulation.k == math.ceil(k / 8) * 8
+    assert {copy.operand: copy.transposed for copy in found.formulation.copies} == copied
+    assert found.key.generation == "sm90"
 
 
 @pytest.mark.parametrize(
@@ -143,25 +170,24 @@ def test_products_of_odd_rows_have_copies_where_that_is_faster(
 ) -> None:
     fake_table.install(monkeypatch, fake_table.rows_of("full", [SmArch.SM90A]))
     found = select.choose(GemmSearch(dense(m, n, k, "rrr", D.BF16), H200))
-    assert (found.formulation.copied is not None) is copied
+    assert bool(found.formulation.copies) is copied
     assert (found.key.generation == "sm90") is copied
 
 
 @pytest.mark.parametrize(("k", "copied"), [(65535 * 64, True), (65535 * 64 + 4, False)])
 def test_k_that_no_grid_covers_is_not_copied(k: int, copied: bool) -> None:
-    search = GemmSearch(product(64, 64, k), H200)
-    assert any(formulation.copied for group in search.formulations for formulation in group) is copied
+    assert bool(copies_of(GemmSearch(product(64, 64, k), H200))) is copied
 
 
 def test_batch_invariant_kernels_need_no_helper_that_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     """`default` has kernels for operands along K, and none that copies others: rows of such have another reduction."""
     fake_table.install(monkeypatch, fake_table.rows_of("default", [SmArch.SM80, SmArch.SM90A]))
     found = select.choose(GemmSearch(product(4096, 4096, 4096), H200, batch_invariant=True), backend="prebuilt")
-    assert found.formulation.copied is None
+    assert not found.formulation.copies
     assert found.info is not None
     fake_table.install(monkeypatch, fake_table.rows_of("full", [SmArch.SM90A]))
     found = select.choose(GemmSearch(product(8192, 256, 2048), H200, batch_invariant=True), backend="prebuilt")
-    assert found.formulation.copied is not None
+    assert found.formulation.copies
 
 
 def test_a_copy_that_has_to_be_compiled_is_refused_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 // Copies a matrix with its rows as columns: what rewrites need to bring an operand into the layout that a kernel reads.
-// The arguments are those of a GEMM: A is m x k, its rows contiguous; D is A^T, k x m, its rows contiguous.
+// The arguments are those of a GEMM: A is m x k, its rows contiguous; D is A^T, k x m, its rows contiguous. Rows of D
+// are filled up with zeros to whole vectors of 16 bytes, where they have as much room.
 #pragma once
 
 #include "atomr_cutlass/kernel_abi.h"
@@ -33,6 +34,7 @@ struct Transpose {
     uint32_t* d;
     int64_t a_row, d_row, a_batch, d_batch;  // of A in what is read at once, of D in words
     int32_t rows, columns, row_tiles, column_tiles, batch;
+    int32_t stored;  // elements of a row of D
   };
 
   static bool can_implement(Args const& args) {
@@ -47,9 +49,20 @@ struct Transpose {
   static void clear_range(Args const&, uint64_t& offset, uint64_t& bytes) { offset = bytes = 0; }
 
   static Params params(Args const& args) {
-    return {static_cast<Read const*>(args.a), static_cast<uint32_t*>(args.d), args.lda / kRead, args.ldd / kSquare,
-            args.batch_stride_a / kRead,      args.batch_stride_d / kSquare,  args.m,           args.k,
-            (args.m + kTile - 1) / kTile,     (args.k + kTile - 1) / kTile,   args.batch};
+    constexpr int kVector = 16 / int(sizeof(Element));
+    int64_t const vectors = (int64_t(args.m) + kVector - 1) / kVector * kVector;
+    return {static_cast<Read const*>(args.a),
+            static_cast<uint32_t*>(args.d),
+            args.lda / kRead,
+            args.ldd / kSquare,
+            args.batch_stride_a / kRead,
+            args.batch_stride_d / kSquare,
+            args.m,
+            args.k,
+            (args.m + kTile - 1) / kTile,
+            (args.k + kTile - 1) / kTile,
+            args.batch,
+            int32_t(vectors < args.ldd ? vectors : args.ldd)};
   }
   static dim3 grid(Params const& params) {
     return dim3(uint32_t(params.column_tiles), uint32_t(params.row_tiles), uint32_t(params.batch));
@@ -77,8 +90,8 @@ struct Transpose {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kTile * kWords / kThreads; ++i) {
       int const at = i * kThreads + int(threadIdx.x), x = at % kWords, y = at / kWords;
-      // The last word of a row may reach beyond what A has: into padding, with zeros.
-      if (column + y < params.columns && row + x * kSquare < params.rows) {
+      // Words beyond what A has are zeros.
+      if (column + y < params.columns && row + x * kSquare < params.stored) {
         d[(column + y) * params.d_row + x] = tile[y * kPitch + x];
       }
     }

@@ -128,7 +128,7 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         if self._product is not None and not casts:
             # If the convolution loads a matrix of its tree as C, so does the GEMM.
             groups = self._product.formulations[:1] if problem.source is not None else self._product.formulations
-            products = (product for group in groups for product in group if not (product.divided or product.copied))
+            products = (product for group in groups for product in group if not (product.divided or product.copies))
             found += [ConvFormulation(rewritten, product=product) for product in products]
         return found
 

@@ -1,12 +1,13 @@
-"""GEMMs that take a second kernel: one that adds up slices of K, or one that makes a transposed copy of an operand.
+"""GEMMs that take further kernels: one that adds up slices of K, or those that copy an operand or both.
 
 K is divided into slices for a small D and a long K, where the tiles of D alone leave multiprocessors idle: one kernel
 computes the slices in parallel, another adds them up. Slices are equally many steps of the kernel; steps beyond the end
 of K are zeros. Slices are added in the order of K, so that results are reproducible.
 
-Operands are copied on sm_90, for kernels that read only the other layout, or read it faster: WGMMA reads 8-bit types
-and tf32 contiguous along K only, FFMA kernels that load single elements are faster if no operand is, TMA needs rows of
-whole vectors, which f16 and bf16 may have along K even if M or N is odd, and kernels for few rows read those along K.
+Operands are copied on sm_90. Transposed, for kernels that read only the other layout, or read it faster: WGMMA reads
+8-bit types and tf32 contiguous along K only, FFMA kernels that load single elements are faster if no operand is, TMA
+needs rows of whole vectors, which f16 and bf16 may have along K even if M or N is odd, and kernels for few rows read
+those along K. Or with padded rows, where those of f16 and bf16 are no whole vectors otherwise, as where K is odd.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ...pipeline import devices, estimate, select
 from ...pipeline.devices import Device
 from ...pipeline.plan import NO_PRODUCT, PRODUCT, Address, Steps, bytes_of
 from ...pipeline.search import Candidate, ExactSearch
-from .problem import GemmFormulation, GemmProblem, TransposedCopy, formulations
+from .problem import Copy, GemmFormulation, GemmProblem, formulations
 
 ALIGNMENT = 16
 """Alignment in bytes of C and D where slices are added up: the size of a vector access."""
@@ -53,18 +54,19 @@ def sums(acc: CutlassDtype, dtype: CutlassDtype, device: Device, arch: SmArch | 
 
 
 @functools.lru_cache(64)
-def transposition(dtype: CutlassDtype, device: Device) -> ExactSearch:
-    """The kernel that makes transposed copies of operands of a type."""
-    return ExactSearch(lambda arch: transpose.transpose(arch, dtype), device)
+def copier(dtype: CutlassDtype, transposed: bool, device: Device) -> ExactSearch:
+    """The kernel that copies operands of a type: transposed, or with padded rows."""
+    make = transpose.transpose if transposed else transpose.padded
+    return ExactSearch(lambda arch: make(arch, dtype), device)
 
 
 def alignments(candidate: Candidate[GemmFormulation], dtype_d: CutlassDtype) -> tuple[int, int, int]:
     """The alignments in elements of the caller's A, B, and C and D for all kernels of a candidate."""
     key, formulation = candidate.key, candidate.formulation
     a, b = (key.align_b, key.align_a) if formulation.swapped else (key.align_a, key.align_b)
-    if formulation.copied is not None:
+    for copy in formulation.copies:
         of_copy = transpose.alignment(formulation.problem.a.dtype)
-        a, b = (of_copy, b) if formulation.copied.operand == "a" else (a, of_copy)
+        a, b = (of_copy, b) if copy.operand == "a" else (a, of_copy)
     return a, b, ALIGNMENT * 8 // dtype_d.bits if formulation.divided else key.align_d
 
 
@@ -119,7 +121,7 @@ def add_divided(
 
 
 def with_copies(found: Iterable[GemmFormulation], device: Device) -> list[GemmFormulation]:
-    """The formulations, followed by those in which one operand is copied into its other layout first."""
+    """The formulations, followed by those in which an operand is copied first, or both are."""
     found = list(found)
     if device.capability == (9, 0):
         found += [copied for formulation in found for copied in _copied(formulation)]
@@ -127,7 +129,7 @@ def with_copies(found: Iterable[GemmFormulation], device: Device) -> list[GemmFo
 
 
 def _copied(formulation: GemmFormulation) -> Iterator[GemmFormulation]:
-    """Formulations that copy one operand first, where that may be faster."""
+    """Formulations that copy operands first, where that may be faster."""
     problem = formulation.problem
     dtype, bits = problem.a.dtype, problem.a.dtype.bits
     if problem.b.dtype.bits != bits or formulation.batches.count > GRID_BATCHES:
@@ -142,10 +144,17 @@ def _copied(formulation: GemmFormulation) -> Iterator[GemmFormulation]:
                 yield copied._replace(align_b=1)  # for any N
     elif bits == 16:
         aligned = formulation.align_a * bits == LINE_BYTES * 8, formulation.align_b * bits == LINE_BYTES * 8
-        if aligned[0] != aligned[1] and not along_k[0 if aligned[1] else 1]:
-            # One operand has rows that TMA does not read, such as those of odd length.
-            yield from _copy_of(formulation, first=aligned[1])
-        elif all(aligned) and formulation.layout_d == ROW and along_k != (True, True):
+        if not all(aligned):
+            # Rows that TMA does not read, such as those of odd length. Copies are contiguous along K, for all kernels;
+            # if both are, zeros follow up to a K of whole vectors.
+            odd_k = formulation.k % (LINE_BYTES * 8 // bits) != 0
+            copied = [formulation]
+            for place in (place for place in range(2) if odd_k or not aligned[place]):
+                how: dict[str, bool] = {"first": place == 0, "transposed": not along_k[place]}
+                copied = [each for found in copied for each in _copy_of(found, **how)]
+            for each in copied:
+                yield each._replace(k=round_up(each.k, LINE_BYTES * 8 // bits)) if odd_k else each
+        elif formulation.layout_d == ROW and along_k != (True, True) and formulation.k % (LINE_BYTES * 8 // bits) == 0:
             # Kernels for few rows or columns of D read the few, and A, contiguous along K.
             first = not along_k[0]
             if (formulation.m if first else formulation.n) <= gemm_few_sm90.MOST:
@@ -155,30 +164,31 @@ def _copied(formulation: GemmFormulation) -> Iterator[GemmFormulation]:
         yield from _copy_of(formulation, first=along_k[1])
 
 
-def _copy_of(formulation: GemmFormulation, *, first: bool) -> Iterator[GemmFormulation]:
-    """The formulation with the kernel's first or second operand copied, in its other layout."""
+def _copy_of(formulation: GemmFormulation, *, first: bool, transposed: bool = True) -> Iterator[GemmFormulation]:
+    """The formulation with the kernel's first or second operand copied: in its other layout, or with padded rows."""
     dtype = formulation.problem.a.dtype
     line, strides = LINE_BYTES * 8 // dtype.bits, formulation.batch_strides
     if (formulation.align_a if first else formulation.align_b) < transpose.alignment(dtype):
         return
     extent, source = (formulation.m, formulation.lda) if first else (formulation.n, formulation.ldb)
-    onto_k = formulation.layout_a == COLUMN if first else formulation.layout_b == ROW
+    along_k = formulation.layout_a == ROW if first else formulation.layout_b == COLUMN
+    onto_k = along_k is not transposed
     rows, columns = (extent, formulation.k) if onto_k else (formulation.k, extent)
     if columns > MOST_ROWS:
         return
     batch_stride, leading = strides[0 if first else 1], round_up(columns, line)
     size = rows * columns * dtype.bits // 8 * (formulation.batches.count if batch_stride else 1)
-    copied = TransposedCopy("a" if first != formulation.swapped else "b", source, batch_stride, size)
+    copied = Copy("a" if first != formulation.swapped else "b", transposed, source, batch_stride, size)
     stride = rows * leading if batch_stride else 0
     strides = (stride, *strides[1:]) if first else (strides[0], stride, *strides[2:])
     letter, layout = ("a", ROW if onto_k else COLUMN) if first else ("b", COLUMN if onto_k else ROW)
     changes: dict[str, Any] = {f"layout_{letter}": layout, f"ld{letter}": leading, f"align_{letter}": line}
-    yield formulation._replace(copied=copied, batch_strides=strides, **changes)
+    yield formulation._replace(copies=(*formulation.copies, copied), batch_strides=strides, **changes)
 
 
-def read_copy(formulation: GemmFormulation, copied: TransposedCopy) -> tuple[int, int, bool]:
+def read_copy(formulation: GemmFormulation, copy: Copy) -> tuple[int, int, bool]:
     """The copy's extent other than K, its leading dimension, and whether it is contiguous along K."""
-    if (copied.operand == "a") != formulation.swapped:
+    if (copy.operand == "a") != formulation.swapped:
         return formulation.m, formulation.lda, formulation.layout_a == ROW
     return formulation.n, formulation.ldb, formulation.layout_b == COLUMN
 
@@ -186,27 +196,32 @@ def read_copy(formulation: GemmFormulation, copied: TransposedCopy) -> tuple[int
 def copies(
     steps: Steps, formulation: GemmFormulation, *, backend: str, jit: str | None
 ) -> Callable[[Address, Address, int], tuple[Address, Address]]:
-    """A function that adds a formulation's copy, if any, to a plan and returns the addresses of the kernel's A and B.
+    """A function that adds a formulation's copies to a plan and returns the addresses of the kernel's A and B.
 
     Its arguments are the addresses of the caller's A and B, and the number of batches.
     """
-    copied = formulation.copied
-    if copied is None:
-        return lambda a, b, _batches: (a, b)
-    extent, leading, along_k = read_copy(formulation, copied)
-    rows, columns = (extent, formulation.k) if along_k else (formulation.k, extent)
-    dtype = formulation.problem.a.dtype  # both operands have as many bits
-    each = rows * leading
-    target = steps.temporary((formulation.batches.count if copied.batch_stride else 1) * each * dtype.bits // 8)
-    kernel = select.choose(transposition(dtype, devices.get(steps.device)), backend=backend, jit=jit)
-
-    def copy(a: Address, b: Address, batches: int) -> tuple[Address, Address]:
+    dtype, count = formulation.problem.a.dtype, formulation.batches.count  # both operands have as many bits
+    k_of_all = formulation.problem.k  # without zeros that follow
+    made = []
+    for copy in formulation.copies:
+        extent, leading, along_k = read_copy(formulation, copy)
+        rows, columns = (extent, k_of_all) if along_k else (k_of_all, extent)
+        target = steps.temporary((count if copy.batch_stride else 1) * rows * leading * dtype.bits // 8)
+        kernel = select.choose(copier(dtype, copy.transposed, devices.get(steps.device)), backend=backend, jit=jit)
+        # Of the operand as it lies: rows, and elements of each.
+        m, k = (columns, rows) if copy.transposed else (rows, columns)
         args = {
-            "m": columns, "n": 1, "k": rows, "batch": batches if copied.batch_stride else 1,
-            "a": a if copied.operand == "a" else b, "lda": copied.leading, "batch_stride_a": copied.batch_stride,
-            "d": target, "ldd": leading, "batch_stride_d": each,
+            "m": m, "n": 1, "k": k, "lda": copy.leading, "batch_stride_a": copy.batch_stride,
+            "d": target, "ldd": leading, "batch_stride_d": rows * leading,
         }  # fmt: skip
-        steps.launch(kernel, args, when=PRODUCT)
-        return (target, b) if copied.operand == "a" else (a, target)
+        made.append((copy, kernel, args, target))
 
-    return copy
+    def copies_of(a: Address, b: Address, batches: int) -> tuple[Address, Address]:
+        addresses = {"a": a, "b": b}
+        for copy, kernel, args, target in made:
+            own = {"a": addresses[copy.operand], "batch": batches if copy.batch_stride else 1}
+            steps.launch(kernel, args | own, when=PRODUCT)
+            addresses[copy.operand] = target
+        return addresses["a"], addresses["b"]
+
+    return copies_of

@@ -169,9 +169,8 @@ class GemmSearch(ProductSearch):
         yield fills, "no slices of K fill the GPU"
 
     def helpers(self, formulation: GemmFormulation) -> Sequence[KernelSearch[Any]]:
-        found = []
-        if formulation.copied is not None:
-            found.append(helpers.transposition(self.problem.a.dtype, self.device))
+        dtype = self.problem.a.dtype
+        found = [helpers.copier(dtype, copy.transposed, self.device) for copy in formulation.copies]
         if formulation.divided:
             found.append(helpers.sums(self.problem.acc, self.problem.d.dtype, self.device))
         return found
@@ -201,11 +200,11 @@ class GemmSearch(ProductSearch):
             return "D is column-major: computed as D^T = B^T A^T, which costs nothing"
         else:
             notes = ["computed as D^T = B^T A^T, whose tiles fit better"] if formulation.swapped else []
-        copied = formulation.copied
-        if copied is not None:
-            *_, along_k = helpers.read_copy(formulation, copied)
-            along = "K" if along_k else {"a": "M", "b": "N"}[copied.operand]
-            notes.append(f"{copied.operand} is copied first, contiguous along {along}")
+        for copy in formulation.copies:
+            *_, along_k = helpers.read_copy(formulation, copy)
+            along = "K" if along_k else {"a": "M", "b": "N"}[copy.operand]
+            how = f"contiguous along {along}" if copy.transposed else "into rows of whole vectors"
+            notes.append(f"{copy.operand} is copied first, {how}")
         return "; ".join(notes)
 
     def reason(self) -> str:
@@ -250,6 +249,7 @@ class GemmSearch(ProductSearch):
         keys = ((DEFAULT, key) for key in cells_of(self.op, arch, problem)) if of_tree else cells([arch])
         found = [
             (
+                len(variant.copies),  # each takes a further kernel
                 max(tier, DEFAULT),
                 estimate.launch(key, variant.extents, self.device, shared_memory(key)).seconds,
                 key.name,
@@ -259,7 +259,7 @@ class GemmSearch(ProductSearch):
             for variant in group
             if self.supports(key, variant)
         ]
-        return min(found)[3] if found else None
+        return min(found)[-1] if found else None
 
 
 def _with_rows(problem: GemmProblem) -> GemmProblem:
@@ -339,7 +339,7 @@ def product_args(formulation: GemmFormulation, candidate: Candidate[Any]) -> dic
 
 def settled_bits(formulation: GemmFormulation) -> int:
     """The bits that tell a launch of a settled b; 0 where launches are not told of it."""
-    if formulation.copied is not None or formulation.divided:
+    if formulation.copies or formulation.divided:
         return 0
     return A_SETTLED if formulation.swapped else B_SETTLED
 

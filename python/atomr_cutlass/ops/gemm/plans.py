@@ -307,7 +307,7 @@ def from_candidate(
             continue
         if bits := settled_bits(formulation):
             args["settled"] = settled(b, bits)
-        steps.launch(candidate, args, main=formulation.copied is not None, when=PRODUCT if plain else ALWAYS)
+        steps.launch(candidate, args, main=bool(formulation.copies), when=PRODUCT if plain else ALWAYS)
     if plain and not formulation.divided and (problem.k == 0 or unmultiplied):
         nothing, size = _null_product(candidate)
         zeros = steps.zeros(size)

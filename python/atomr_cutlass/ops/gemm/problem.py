@@ -126,14 +126,19 @@ def collapse_batches(problem: GemmProblem) -> Batches:
 
 
 @dataclass(frozen=True)
-class TransposedCopy:
-    """A transposed copy of the caller's `a` or `b`, made before the product.
+class Copy:
+    """A copy of the caller's `a` or `b`, made before the product.
 
-    Kernels read the other layout only, or faster. `leading` is the operand's leading dimension, `size` the bytes of
-    all its batches.
+    Attributes:
+        operand: `a` or `b`.
+        transposed: whether the copy has the other layout, which kernels read only, or faster; otherwise its rows are
+            padded to whole vectors, which TMA reads.
+        leading, batch_stride: of the operand, in elements.
+        size: bytes of all batches of the copy.
     """
 
     operand: str
+    transposed: bool
     leading: int
     batch_stride: int
     size: int
@@ -149,8 +154,8 @@ class GemmFormulation(NamedTuple):
         align_a, align_b, align_d: elements.
         problem: the GEMM, with the epilogue of the kernel's key.
         divided: whether the kernel divides K into slices in the accumulator's type, which another kernel adds up.
-        copied: the operand of which the kernel reads a copy; the formulation has the layout, leading dimension and
-            alignment of the copy.
+        copies: those that the kernel reads in place of operands; the formulation has their layouts, leading dimensions
+            and alignments.
     """
 
     swapped: bool
@@ -172,7 +177,7 @@ class GemmFormulation(NamedTuple):
     problem: GemmProblem
     batches: Batches
     divided: bool = False
-    copied: TransposedCopy | None = None
+    copies: tuple[Copy, ...] = ()
 
     @property
     def dtype_d(self) -> CutlassDtype:
@@ -182,7 +187,9 @@ class GemmFormulation(NamedTuple):
     @property
     def extents(self) -> tuple[int, ...]:
         """The extents from which the model estimates its time; see `estimate.Extents`."""
-        copied = 0 if self.copied is None else min(self.copied.size, MOST)
+        copied = 0
+        for copy in self.copies:
+            copied += min(copy.size, MOST)
         return self.m, self.n, self.k, self.batch, self.lda, self.ldb, int(self.divided), copied
 
 

@@ -125,6 +125,7 @@ Extents Extents::of(Op op, std::vector<int64_t> const& values) {
     made.divided = values.size() > 6 && values[6] != 0;
     made.copied = values.size() > 7 ? extent(values, 7, 0) : 0;
     made.settled = values.size() > 8 ? values[8] : 0;
+    made.copies = values.size() > 9 ? values[9] : int64_t(made.copied > 0);
   }
   return made;
 }
@@ -174,7 +175,7 @@ Launch Model::launch(Kernel const& kernel, Extents const& extents, Gpu const& gp
     made.seconds = std::max(made.seconds, least(kernel, extents, gpu));
   }
   if (extents.copied > 0) {
-    made.seconds += 2 * double(extents.copied) / (c_.COPIED * dram(gpu)) + c_.LAUNCH_SECONDS;
+    made.seconds += 2 * double(extents.copied) / (c_.COPIED * dram(gpu)) + double(extents.copies) * c_.LAUNCH_SECONDS;
   }
   return made;
 }

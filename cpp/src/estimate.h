@@ -83,15 +83,15 @@ struct Kernel {
 };
 
 // Extents of a problem as a kernel sees it. Products: m, n, k, batches (of a grouped one groups of expected extents),
-// leading dimensions of A and B, whether K is divided into slices that another kernel adds up, bytes of an operand that
-// is copied before, and the operands that launches before do not write (kernel_abi.h). Convolutions: the implicit GEMM,
-// groups of channels, slices of K, whether the result is cast, channels along K, channels, taps of the filter, pixels,
-// and bytes read and written once.
+// leading dimensions of A and B, whether K is divided into slices that another kernel adds up, bytes of operands that
+// are copied before, the operands that launches before do not write (kernel_abi.h), and copies. Convolutions: the
+// implicit GEMM, groups of channels, slices of K, whether the result is cast, channels along K, channels, taps of the
+// filter, pixels, and bytes read and written once.
 struct Extents {
   int64_t m, n, k, batch;
   int64_t lda, ldb;
   bool divided;
-  int64_t copied, settled;
+  int64_t copied, settled, copies;
   int64_t split_k, wide, channels, c, taps, pixels, moved;
 
   // Raises std::out_of_range where there are fewer than a problem of a kernel of this operation has.

@@ -148,12 +148,12 @@ def _copied(formulation: GemmFormulation) -> Iterator[GemmFormulation]:
             # Rows that TMA does not read, such as those of odd length. Copies are contiguous along K, for all kernels;
             # if both are, zeros follow up to a K of whole vectors.
             odd_k = formulation.k % (LINE_BYTES * 8 // bits) != 0
-            copied = [formulation]
+            made = [formulation]
             for place in (place for place in range(2) if odd_k or not aligned[place]):
                 how: dict[str, bool] = {"first": place == 0, "transposed": not along_k[place]}
-                copied = [each for found in copied for each in _copy_of(found, **how)]
-            for each in copied:
-                yield each._replace(k=round_up(each.k, LINE_BYTES * 8 // bits)) if odd_k else each
+                made = [each for before in made for each in _copy_of(before, **how)]
+            for each in made:
+                yield each._replace(k=round_up(each.k, LINE_BYTES * 8 // bits), extended=True) if odd_k else each
         elif formulation.layout_d == ROW and along_k != (True, True) and formulation.k % (LINE_BYTES * 8 // bits) == 0:
             # Kernels for few rows or columns of D read the few, and A, contiguous along K.
             first = not along_k[0]

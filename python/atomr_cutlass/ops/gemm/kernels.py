@@ -117,7 +117,7 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         return (
             problem.a.dtype, problem.b.dtype, formulation.dtype_d, problem.math, problem.epilogue,
             problem.scale_granularity, problem.scale_type, _has_scales(problem), formulation.swapped,
-            formulation.divided,
+            formulation.divided, formulation.extended,
             formulation.layout_a, formulation.layout_b, formulation.layout_d,
             formulation.align_a, formulation.align_b, formulation.align_d,
         )  # fmt: skip
@@ -161,6 +161,8 @@ class GemmSearch(ProductSearch):
     def rules(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:
         divides = not formulation.divided or gemm_sm80.divides(key) or gemm_sm90.divides(key)
         yield divides, "it divides K into no slices side by side"
+        # Those begin with what is left of K beyond whole steps: with zeros behind K the order of sums would be another.
+        yield not (formulation.extended and key.generation == "sm80"), "it reads operands of this K as they lie"
         yield from super().rules(key, formulation)
 
     def rules_of_extents(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:

@@ -156,6 +156,7 @@ class GemmFormulation(NamedTuple):
         divided: whether the kernel divides K into slices in the accumulator's type, which another kernel adds up.
         copies: those that the kernel reads in place of operands; the formulation has their layouts, leading dimensions
             and alignments.
+        extended: whether zeros follow K in both operands' copies: `k` is more than the problem's.
     """
 
     swapped: bool
@@ -178,6 +179,7 @@ class GemmFormulation(NamedTuple):
     batches: Batches
     divided: bool = False
     copies: tuple[Copy, ...] = ()
+    extended: bool = False
 
     @property
     def dtype_d(self) -> CutlassDtype:
@@ -189,8 +191,9 @@ class GemmFormulation(NamedTuple):
         """The extents from which the model estimates its time; see `estimate.Extents`."""
         copied = 0
         for copy in self.copies:
-            copied += min(copy.size, MOST)
-        return self.m, self.n, self.k, self.batch, self.lda, self.ldb, int(self.divided), copied
+            copied = min(copied + copy.size, MOST)
+        extents = self.m, self.n, self.k, self.batch, self.lda, self.ldb, int(self.divided), copied
+        return (*extents, 0, len(self.copies)) if len(self.copies) > 1 else extents
 
 
 def formulations(problem: GemmProblem) -> list[GemmFormulation]:

@@ -274,7 +274,7 @@ def test_older_cells_on_newer_gpus_are_noted(request: pytest.FixtureRequest, fix
     said = f"an sm80-generation cell: {where} has none with TMA that serves this request"
     strided = ConvShape.nhwc(8, 28, 28, 64, 128, 3, 3, padding=1, stride=2)
     divided = ConvShape.nhwc(8, 28, 28, 64, 128, 3, 3, padding=1, groups=4)
-    odd = GemmRequest(GemmShape(63, 65, 67), dtype=D.BF16, arch=SmArch.SM90A)
+    odd = GemmRequest(GemmShape(63, 65, 67), dtype=D.I8, arch=SmArch.SM90A, layout_b=GemmLayout.COL_MAJOR)
     for described in (replace(DGRAD, shape=strided), replace(FPROP, shape=divided), odd):
         assert said in notes(described)
         assert "sm80-generation" not in notes(replace(described, arch=SmArch.SM80))  # there is nothing newer there
@@ -373,7 +373,7 @@ def test_a_tables_kernels_of_trees_are_taken(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("empty_table")
 def test_older_cells_with_trees_are_noted_where_there_is_nothing_newer() -> None:
-    odd = replace(TREES["bias"], shape=GemmShape(63, 65, 67))
+    odd = replace(TREES["bias"], shape=GemmShape(63, 65, 67), dtype=D.I8, layout_b=GemmLayout.COL_MAJOR)
     assert "an sm80-generation cell: the matrix has none with TMA that serves this request" in notes(odd)
 
 

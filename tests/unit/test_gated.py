@@ -229,8 +229,9 @@ def test_other_archs_are_refused_with_the_reason(arch: SmArch) -> None:
 
 
 def test_other_alignments_are_refused_with_the_reason() -> None:
-    odd = dataclasses.replace(REQUEST, shape=GemmShape(16, 64, 33))
+    odd = dataclasses.replace(REQUEST, shape=GemmShape(16, 64, 33), dtype=D.F8E4M3, layout_b=GemmLayout.COL_MAJOR)
     assert "cells is refused: its alignment is wider than that of the operands" in ac.explain(odd).reason
+    assert ac.explain(dataclasses.replace(REQUEST, shape=GemmShape(16, 64, 33))).kernel is not None  # copied first
 
 
 def _gated_product(request: GatedGemmRequest, host: dict[str, np.ndarray], kind: Any = np.float64) -> np.ndarray:

@@ -169,13 +169,13 @@ def test_a_bound_weight_is_refitted(torch) -> None:
     assert torch.equal(actor.handle(ac.CutlassMsg.GatedGemm(request, {"a": x})), second)
 
 
-def test_what_no_kernel_serves(torch) -> None:
+def test_what_no_kernel_serves() -> None:
     x, w = _fp8((8, 57), 1), _fp8((16, 57), 2)  # rows of 57 bytes: TMA wants multiples of 16
     with pytest.raises(UnsupportedError, match="no kernel of the matrix serves"):
         ac.gated_gemm(x, w.t())
 
 
-def test_operands_of_odd_k_are_copied(torch) -> None:
+def test_operands_of_odd_k_are_copied() -> None:
     a, b = placed((40, 57), D.BF16, 1), placed((57, 528), D.BF16, 2)
     out = Guarded((40, 264), D.BF16)
     ac.gated_gemm(a, b, out=out.view)

@@ -91,8 +91,8 @@ def test_floats_are_copied_where_it_pays(
     """Small integers, whose sums are exact in float32; of the formulations, one with a copy is taken."""
     real = helpers.with_copies
 
-    def copied(found: Any, device: Any) -> list[Any]:
-        return [formulation for formulation in real(found, device) if formulation.copies]
+    def copied(found: Any, device: Any, **how: Any) -> list[Any]:
+        return [formulation for formulation in real(found, device, **how) if formulation.copies]
 
     monkeypatch.setattr(helpers, "with_copies", copied)
     dtype, (m, n, k) = getattr(torch, name), extents

@@ -26,6 +26,11 @@ def noted(call: Any) -> list[str]:
     return [step for step in call_cases.GPU._steps(()) if step.startswith("cutlass")]
 
 
+def words(launch: str) -> dict[str, str]:
+    """The arguments of a launch by name."""
+    return dict(word.split("=", 1) for word in launch.split()[1:] if "=" in word)
+
+
 def tf32(a: _core.Operand, b: _core.Operand, **options: Any) -> list[str]:
     """The launches of a product in tf32."""
     return noted(functools.partial(ac.gemm, a, b, precision="tf32", **options))
@@ -79,6 +84,33 @@ def case_fp8_with_rows_of_b_is_copied_for_full_accumulation() -> None:
 def case_odd_rows_are_not_copied() -> None:
     odd = operand("f32", 2048, 1027)
     assert len(tf32(operand("f32", 4096, 2048), relaid(odd, [2048, 1026], [1027, 1]))) == 1
+
+
+def case_operands_of_odd_k_are_both_copied() -> None:
+    *copies, product = noted(lambda: ac.gemm(operand("bf16", 4096, 1001), operand("bf16", 1001, 2048)))
+    assert sorted(words(copy)["m"] for copy in copies) == ["1001", "4096"]
+    assert ["ldd=1008" in copy for copy in copies] == [True, True]
+    assert "k=1008 " in product
+    assert "lda=1008 ldb=1008" in product
+
+
+def case_copies_are_made_wherever_the_kernel_is_launched() -> None:
+    """An epilogue follows 0 times the product, which a kernel of trees computes: of what copies there are."""
+    a, b, bias = operand("bf16", 64, 1001), operand("bf16", 1001, 4096), operand("bf16", 4096)
+    launches = noted(lambda: ac.gemm(a, b, bias=bias, alpha=0.0))
+    assert ["transpose" in launch for launch in launches] == [True, True, False]
+    assert not noted(lambda: ac.gemm(a, b, alpha=0.0))[:-1]
+
+
+def case_no_c_no_beta() -> None:
+    """Kernels read C where beta is not 0."""
+    shape = ac.GemmShape(16, 4096, 1024)
+    request = ac.GemmRequest(shape, dtype=D.BF16, epilogue=ac.GemmEpilogue(bias=True, activation="relu"))
+    plan, bias = ac.plan(request), operand("bf16", 4096)
+    a, b, out = operand("bf16", 16, 1024), operand("bf16", 1024, 4096), operand("bf16", 16, 4096)
+    (launch,) = noted(lambda: plan(a, b, bias, out=out, beta=1.0))
+    assert "_few_" in launch
+    assert "beta" not in launch
 
 
 def case_no_workspace_no_copy() -> None:

@@ -21,6 +21,7 @@ from atomr_cutlass.ops.gemm.plans import from_candidate, make
 from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.planning import PlanOptions
+from atomr_cutlass.pipeline.reduction import reduction_of
 from fake_table import A100, H200
 from gemm_problems import dense
 
@@ -204,3 +205,23 @@ def test_a_copy_that_has_to_be_compiled_is_refused_while_a_graph_is_captured(mon
         make(problem, stream=7)
     with refused:
         from_candidate(problem, select.choose(GemmSearch(problem, H200)), PlanOptions(stream=7))
+
+
+@pytest.mark.parametrize("layouts", ["ccr", "crr"])
+@pytest.mark.parametrize("dtype", [D.BF16, D.F16])
+def test_batch_invariant_calls_copy_nothing_for_few_rows(
+    layouts: str, dtype: D, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reduction is the same for all numbers of rows."""
+    fake_table.install(monkeypatch, fake_table.rows_of("full", [SmArch.SM90A]))
+    found = set()
+    for m in (8, 64, 128, 136, 200, 4096):
+        chosen = select.choose(GemmSearch(dense(m, 80, 1024, layouts, dtype), H200, batch_invariant=True))
+        assert not chosen.formulation.copies
+        found.add(reduction_of(chosen.key))
+    assert len(found) == 1
+
+
+def test_padded_copies_beyond_the_limit_of_their_kernel_are_not_made() -> None:
+    assert copies_of(GemmSearch(product(2097152, 256, 4089, "rr", D.BF16, "default"), H200)) == {"a padded", "b"}
+    assert not copies_of(GemmSearch(product(2097152, 256, 8185, "rr", D.BF16, "default"), H200))

@@ -40,7 +40,9 @@ LEAST_K = 1024
 GRID_BATCHES = 65535
 """The most batches of a launch that has them along z of its grid: the limit of that extent."""
 MOST_ROWS = 65535 * 64
-"""The most rows that one launch copies: the limit of a grid's y extent, in the smaller of its tiles."""
+"""The most rows that one launch transposes: the limit of a grid's y extent, in the smaller of its tiles."""
+MOST_PADDED = 1 << 33
+"""The most elements of a matrix whose rows are padded: 2^30 vectors, which its kernel counts by 32 bits."""
 LEAST_PRODUCTS = 1 << 24
 """The least multiply-adds of IEEE f32 that are worth a copy: fewer take no longer than its launch."""
 LINE_BYTES = 16
@@ -120,15 +122,21 @@ def add_divided(
         steps.launch(adder, result | {"slices": 1, "a": zeros}, when=NO_PRODUCT)
 
 
-def with_copies(found: Iterable[GemmFormulation], device: Device) -> list[GemmFormulation]:
-    """The formulations, followed by those in which an operand is copied first, or both are."""
+def with_copies(found: Iterable[GemmFormulation], device: Device, *, few: bool) -> list[GemmFormulation]:
+    """The formulations, followed by those in which an operand is copied first, or both are.
+
+    Args:
+        found: formulations.
+        device: the GPU.
+        few: whether kernels for few rows may be taken: batch-invariant calls have none.
+    """
     found = list(found)
     if device.capability == (9, 0):
-        found += [copied for formulation in found for copied in _copied(formulation)]
+        found += [copied for formulation in found for copied in _copied(formulation, few=few)]
     return found
 
 
-def _copied(formulation: GemmFormulation) -> Iterator[GemmFormulation]:
+def _copied(formulation: GemmFormulation, *, few: bool) -> Iterator[GemmFormulation]:
     """Formulations that copy operands first, where that may be faster."""
     problem = formulation.problem
     dtype, bits = problem.a.dtype, problem.a.dtype.bits
@@ -154,10 +162,10 @@ def _copied(formulation: GemmFormulation) -> Iterator[GemmFormulation]:
                 made = [each for before in made for each in _copy_of(before, **how)]
             for each in made:
                 yield each._replace(k=round_up(each.k, LINE_BYTES * 8 // bits), extended=True) if odd_k else each
-        elif formulation.layout_d == ROW and along_k != (True, True) and formulation.k % (LINE_BYTES * 8 // bits) == 0:
+        elif few and formulation.layout_d == ROW and along_k != (True, True):
             # Kernels for few rows or columns of D read the few, and A, contiguous along K.
-            first = not along_k[0]
-            if (formulation.m if first else formulation.n) <= gemm_few_sm90.MOST:
+            first, whole = not along_k[0], formulation.k % (LINE_BYTES * 8 // bits) == 0
+            if whole and (formulation.m if first else formulation.n) <= gemm_few_sm90.MOST:
                 yield from _copy_of(formulation, first=first)
     elif (bits == 8 or (dtype, problem.math) == (CutlassDtype.F32, "tf32")) and along_k[0] != along_k[1]:
         # WGMMA reads such operands contiguous along K only.
@@ -174,9 +182,9 @@ def _copy_of(formulation: GemmFormulation, *, first: bool, transposed: bool = Tr
     along_k = formulation.layout_a == ROW if first else formulation.layout_b == COLUMN
     onto_k = along_k is not transposed
     rows, columns = (extent, formulation.k) if onto_k else (formulation.k, extent)
-    if columns > MOST_ROWS:
-        return
     batch_stride, leading = strides[0 if first else 1], round_up(columns, line)
+    if columns > MOST_ROWS if transposed else rows * leading > MOST_PADDED:
+        return
     size = rows * columns * dtype.bits // 8 * (formulation.batches.count if batch_stride else 1)
     copied = Copy("a" if first != formulation.swapped else "b", transposed, source, batch_stride, size)
     stride = rows * leading if batch_stride else 0
@@ -194,11 +202,12 @@ def read_copy(formulation: GemmFormulation, copy: Copy) -> tuple[int, int, bool]
 
 
 def copies(
-    steps: Steps, formulation: GemmFormulation, *, backend: str, jit: str | None
+    steps: Steps, formulation: GemmFormulation, *, when: str, backend: str, jit: str | None
 ) -> Callable[[Address, Address, int], tuple[Address, Address]]:
     """A function that adds a formulation's copies to a plan and returns the addresses of the kernel's A and B.
 
-    Its arguments are the addresses of the caller's A and B, and the number of batches.
+    Its arguments are the addresses of the caller's A and B, and the number of batches. `when` is that of the kernel's
+    launch, which must not read copies that were not made.
     """
     dtype, count = formulation.problem.a.dtype, formulation.batches.count  # both operands have as many bits
     k_of_all = formulation.problem.k  # without zeros that follow
@@ -220,7 +229,7 @@ def copies(
         addresses = {"a": a, "b": b}
         for copy, kernel, args, target in made:
             own = {"a": addresses[copy.operand], "batch": batches if copy.batch_stride else 1}
-            steps.launch(kernel, args | own, when=PRODUCT)
+            steps.launch(kernel, args | own, when=when)
             addresses[copy.operand] = target
         return addresses["a"], addresses["b"]
 

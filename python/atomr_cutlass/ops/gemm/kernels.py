@@ -155,8 +155,10 @@ class GemmSearch(ProductSearch):
     op = OP
 
     def formulate(self, problem: GemmProblem) -> Sequence[GemmFormulation]:
-        found = helpers.with_copies(super().formulate(problem), self.device)
-        return found if self.batch_invariant else found + helpers.with_copies(helpers.divided(problem), self.device)
+        # Records of tuning have the numbers of formulations: those with copies come last.
+        divided = [] if self.batch_invariant else helpers.divided(problem)
+        found = [*super().formulate(problem), *divided]
+        return helpers.with_copies(found, self.device, few=not self.batch_invariant)
 
     def rules(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:
         divides = not formulation.divided or gemm_sm80.divides(key) or gemm_sm90.divides(key)

@@ -274,13 +274,15 @@ def from_candidate(
         steps.clear(factors["amax"], 4)
 
     kernels: dict[str, Any] = {"backend": how.backend, "jit": how.jit}
-    read_by = helpers.copies(steps, formulation, **kernels)
+    when = PRODUCT if plain else ALWAYS
+    read_by = helpers.copies(steps, formulation, when=when, **kernels)
     unmultiplied = how.alpha == 0 or not how.of_call
     common: dict[str, Any] = dict(product_args(formulation, candidate))
     narrower = PER_PAIR if is_gated(epilogue) else 1
     if narrower > 1:
         common |= {name: common[name] // narrower for name in ("ldd", "batch_stride_d")}
-    common |= {"alpha": "alpha", "beta": "beta", "scale_d": factors.get("scale_d"), "amax": factors.get("amax")}
+    beta = 0.0 if c is None else "beta"  # nothing to read, whatever a call says
+    common |= {"alpha": "alpha", "beta": beta, "scale_d": factors.get("scale_d"), "amax": factors.get("amax")}
     products: list[dict[str, Any]] = []
     most = helpers.GRID_BATCHES if key.generation == "sm80" else None
     for count, offsets, at_scale_a, at_scale_b in _launches(scales, formulation, most):
@@ -307,7 +309,7 @@ def from_candidate(
             continue
         if bits := settled_bits(formulation):
             args["settled"] = settled(b, bits)
-        steps.launch(candidate, args, main=bool(formulation.copies), when=PRODUCT if plain else ALWAYS)
+        steps.launch(candidate, args, main=bool(formulation.copies), when=when)
     if plain and not formulation.divided and (problem.k == 0 or unmultiplied):
         nothing, size = _null_product(candidate)
         zeros = steps.zeros(size)

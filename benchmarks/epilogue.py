@@ -32,7 +32,7 @@ with warnings.catch_warnings():
 import fp8
 from harness import AGREEMENT, LARGEST, SETS_AT_MOST, Results, compared, gpu, means, set_count, torch_dtype
 from harness import difference as apart
-from shapes import CLASSES, draw, purpose
+from shapes import CLASSES, draw, seed_facts
 
 import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
@@ -447,8 +447,7 @@ def main() -> int:
     device = gpu()
     if device is None:
         return 1
-    seeds = {} if arguments.seed is None else {"seeds": {arguments.seed: purpose(arguments.seed)}}
-    results = Results(arguments.out, mode=arguments.mode or "default", **seeds)
+    results = Results(arguments.out, mode=arguments.mode or "default", **seed_facts(arguments.seed))
     if arguments.seed is None:
         cases = comparison(arguments.fusions, quick=arguments.quick)
     else:

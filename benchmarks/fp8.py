@@ -44,7 +44,7 @@ from harness import (
     set_count,
     timed,
 )  # fmt: skip
-from shapes import draw, purpose
+from shapes import draw, seed_facts
 
 import atomr_cutlass as ac
 from atomr_cutlass.arrays import operands
@@ -393,8 +393,7 @@ def main() -> int:
     device = gpu(arguments.seed or 0)
     if device is None:
         return 1
-    seeds = {} if arguments.seed is None else {"seeds": {arguments.seed: purpose(arguments.seed)}}
-    results, rounds = Results(arguments.out, **seeds), 7 if arguments.quick else arguments.rounds
+    results, rounds = Results(arguments.out, **seed_facts(arguments.seed)), 7 if arguments.quick else arguments.rounds
     scalings = arguments.scalings or (["none"] if arguments.all else ["tensor", "rows", "block"])
     shapes = arguments.shapes or (QUICK if arguments.quick else SHAPES)
     if arguments.seed is not None:

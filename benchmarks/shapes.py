@@ -127,6 +127,11 @@ def purpose(seed: int) -> str:
     return "none: spent" if seed in SPENT else "acceptance"
 
 
+def seed_facts(seed: int | None) -> dict[str, dict[int, str]]:
+    """The facts of results that depend on a seed, with its purpose; none without one."""
+    return {} if seed is None else {"seeds": {seed: purpose(seed)}}
+
+
 def draw(names: Sequence[str], count: int, seed: int, *, aligned: bool | None = None, multiple: int = 1) -> list[Shape]:
     """Shapes drawn at random, the same ones for the same arguments.
 

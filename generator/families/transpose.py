@@ -18,7 +18,7 @@ SQUARE_BYTES = 4
 """Bytes along one side of the squares that a thread transposes, to which results are aligned."""
 
 VECTOR_BYTES = 16
-"""Of which padded rows are multiples, as TMA asks of rows."""
+"""The rows of copies are multiples of it, as TMA asks of rows."""
 
 
 def standing_for(dtype: D) -> D:

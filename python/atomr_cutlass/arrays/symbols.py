@@ -250,7 +250,7 @@ def symbolic(values: Any) -> Any:
 
 
 def symbols_in(values: Any) -> Iterator[_core.Symbol]:
-    """The symbols in what `symbolic` returned, in order."""
+    """The symbols in values that `symbolic` has returned, in order."""
     if isinstance(values, _core.Symbol):
         yield values
     elif isinstance(values, (tuple, list, dict)):
@@ -259,7 +259,7 @@ def symbols_in(values: Any) -> Iterator[_core.Symbol]:
 
 
 def filled(values: Any, numbers: Iterator[int]) -> Any:
-    """What `symbolic` returned, with the next of `numbers` in the place of each symbol."""
+    """Values that `symbolic` has returned, with the next of `numbers` in the place of each symbol."""
     if isinstance(values, _core.Symbol):
         return next(numbers)
     if isinstance(values, dict):

@@ -41,7 +41,7 @@ Planned = tuple[KernelKey, Callable[[], str]]
 
 @dataclass
 class _Line:
-    """What a file says of a key; `problems`, by their JSON, are None where an older version has written the line."""
+    """The contents of a key's line; `problems`, by their JSON, are None where an older version has written it."""
 
     shapes: list[Any] = field(default_factory=list)
     count: int = 0
@@ -58,7 +58,7 @@ class _Line:
         return cls(shapes, count, None if problems is None else dict.fromkeys(map(json.dumps, problems)))
 
     def add(self, other: _Line) -> None:
-        """Adds what another line says. One without problems stays so: it would seem to have those of all shapes."""
+        """Adds another line's contents. One without problems stays so: it would seem to have those of all shapes."""
         self.shapes += [shape for shape in other.shapes if shape not in self.shapes]
         self.count += other.count
         self.problems = None if self.problems is None or other.problems is None else self.problems | other.problems

@@ -24,7 +24,7 @@ _MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
 class Recorded(NamedTuple):
-    """What a recording has of problems.
+    """The problems of a recording.
 
     Attributes:
         requests: the requests, each once, in the order of the file.
@@ -58,7 +58,7 @@ def recorded_requests(path: str | os.PathLike[str]) -> list[Request]:
 
 
 def read(path: Path) -> Recorded:
-    """What a recording has of problems; raises InvalidOperandError as `recorded_requests` does."""
+    """The problems of a recording; raises InvalidOperandError as `recorded_requests` does."""
     requests: dict[Request, None] = {}
     left_out: collections.Counter[str] = collections.Counter()
     of_lines = tuning.read_lines(path, lambda values: list(_requests_of_line(values)))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...arrays.layouts import is_dense, round_up
@@ -45,8 +45,6 @@ MOST_PADDED = 1 << 33
 """The most elements of a matrix whose rows are padded: 2^30 vectors, which its kernel counts by 32 bits."""
 LEAST_PRODUCTS = 1 << 24
 """The least multiply-adds of IEEE f32 that are worth a copy: fewer take no longer than its launch."""
-LINE_BYTES = 16
-"""Alignment in bytes of the rows of a copy, for TMA."""
 
 
 @functools.lru_cache(64)
@@ -132,66 +130,71 @@ def with_copies(found: Iterable[GemmFormulation], device: Device, *, few: bool) 
     """
     found = list(found)
     if device.capability == (9, 0):
-        found += [copied for formulation in found for copied in _copied(formulation, few=few)]
+        copied = (_copied(formulation, few=few) for formulation in found)
+        found += [formulation for formulation in copied if formulation is not None]
     return found
 
 
-def _copied(formulation: GemmFormulation, *, few: bool) -> Iterator[GemmFormulation]:
-    """Formulations that copy operands first, where that may be faster."""
+def _copied(formulation: GemmFormulation, *, few: bool) -> GemmFormulation | None:
+    """The formulation with operands copied first, where that may be faster; None where it is not, or cannot be."""
     problem = formulation.problem
     dtype, bits = problem.a.dtype, problem.a.dtype.bits
     if problem.b.dtype.bits != bits or formulation.batches.count > GRID_BATCHES:
-        return
+        return None
     along_k = formulation.layout_a == ROW, formulation.layout_b == COLUMN
+    line = transpose.VECTOR_BYTES * 8 // bits
     if (dtype, problem.math) == (CutlassDtype.F32, "ieee"):
         # FFMA kernels without vector loads are slow on operands that are contiguous along K. Copies of A do not pay.
         products = formulation.m * formulation.n * formulation.k
-        vectors = along_k[0] and min(formulation.align_a, formulation.align_b) * bits >= LINE_BYTES * 8
+        vectors = along_k[0] and min(formulation.align_a, formulation.align_b) >= line
         if along_k[1] and formulation.layout_d == ROW and products >= LEAST_PRODUCTS and not vectors:
-            for copied in _copy_of(formulation, first=False):
-                yield copied._replace(align_b=1)  # for any N
+            copied = _copy_of(formulation, first=False)
+            return None if copied is None else copied._replace(align_b=1)  # for any N
     elif bits == 16:
-        aligned = formulation.align_a * bits == LINE_BYTES * 8, formulation.align_b * bits == LINE_BYTES * 8
+        aligned = formulation.align_a == line, formulation.align_b == line
         if not all(aligned):
             # Rows that TMA does not read, such as those of odd length. Copies are contiguous along K, for all kernels;
             # if both are, zeros follow up to a K of whole vectors.
-            odd_k = formulation.k % (LINE_BYTES * 8 // bits) != 0
-            made = [formulation]
-            for place in (place for place in range(2) if odd_k or not aligned[place]):
-                how: dict[str, bool] = {"first": place == 0, "transposed": not along_k[place]}
-                made = [each for before in made for each in _copy_of(before, **how)]
-            for each in made:
-                yield each._replace(k=round_up(each.k, LINE_BYTES * 8 // bits), extended=True) if odd_k else each
-        elif few and formulation.layout_d == ROW and along_k != (True, True):
+            odd_k = formulation.k % line != 0
+            made: GemmFormulation | None = formulation
+            for place in range(2):
+                if made is not None and (odd_k or not aligned[place]):
+                    made = _copy_of(made, first=place == 0, transposed=not along_k[place])
+            return made._replace(k=round_up(made.k, line), extended=True) if made is not None and odd_k else made
+        if few and formulation.layout_d == ROW and along_k != (True, True):
             # Kernels for few rows or columns of D read the few, and A, contiguous along K.
-            first, whole = not along_k[0], formulation.k % (LINE_BYTES * 8 // bits) == 0
+            first, whole = not along_k[0], formulation.k % line == 0
             if whole and (formulation.m if first else formulation.n) <= gemm_few_sm90.MOST:
-                yield from _copy_of(formulation, first=first)
+                return _copy_of(formulation, first=first)
     elif (bits == 8 or (dtype, problem.math) == (CutlassDtype.F32, "tf32")) and along_k[0] != along_k[1]:
         # WGMMA reads such operands contiguous along K only.
-        yield from _copy_of(formulation, first=along_k[1])
+        return _copy_of(formulation, first=along_k[1])
+    return None
 
 
-def _copy_of(formulation: GemmFormulation, *, first: bool, transposed: bool = True) -> Iterator[GemmFormulation]:
-    """The formulation with the kernel's first or second operand copied: in its other layout, or with padded rows."""
+def _copy_of(formulation: GemmFormulation, *, first: bool, transposed: bool = True) -> GemmFormulation | None:
+    """The formulation with the kernel's first or second operand copied, transposed or with padded rows.
+
+    None where the kernel that copies does not take the operand.
+    """
     dtype = formulation.problem.a.dtype
-    line, strides = LINE_BYTES * 8 // dtype.bits, formulation.batch_strides
+    line, strides = transpose.VECTOR_BYTES * 8 // dtype.bits, formulation.batch_strides
     if (formulation.align_a if first else formulation.align_b) < transpose.alignment(dtype):
-        return
+        return None
     extent, source = (formulation.m, formulation.lda) if first else (formulation.n, formulation.ldb)
     along_k = formulation.layout_a == ROW if first else formulation.layout_b == COLUMN
     onto_k = along_k is not transposed
     rows, columns = (extent, formulation.k) if onto_k else (formulation.k, extent)
     batch_stride, leading = strides[0 if first else 1], round_up(columns, line)
     if columns > MOST_ROWS if transposed else rows * leading > MOST_PADDED:
-        return
+        return None
     size = rows * columns * dtype.bits // 8 * (formulation.batches.count if batch_stride else 1)
     copied = Copy("a" if first != formulation.swapped else "b", transposed, source, batch_stride, size)
     stride = rows * leading if batch_stride else 0
     strides = (stride, *strides[1:]) if first else (strides[0], stride, *strides[2:])
     letter, layout = ("a", ROW if onto_k else COLUMN) if first else ("b", COLUMN if onto_k else ROW)
     changes: dict[str, Any] = {f"layout_{letter}": layout, f"ld{letter}": leading, f"align_{letter}": line}
-    yield formulation._replace(copies=(*formulation.copies, copied), batch_strides=strides, **changes)
+    return formulation._replace(copies=(*formulation.copies, copied), batch_strides=strides, **changes)
 
 
 def read_copy(formulation: GemmFormulation, copy: Copy) -> tuple[int, int, bool]:

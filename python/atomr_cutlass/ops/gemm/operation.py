@@ -320,19 +320,17 @@ class GemmOperation(PlannedOperation[GemmRequest]):
         *batches, m, n = problem["d"]["shape"]
         if len(batches) > 1 or is_gated(problem["epilogue"]):
             return
-        base, program = split(problem["epilogue"])
         dtype, dtype_b = (CutlassDtype(problem[name]["dtype"]) for name in "ab")
         fields = {
             "shape": GemmShape(m, n, problem["a"]["shape"][-1], *batches),
             "dtype": dtype,
             "dtype_b": None if dtype_b is dtype else dtype_b,
             "out_dtype": CutlassDtype(problem["d"]["dtype"]),
-            "epilogue": recorded_epilogue(problem, EpilogueVisitorTree.parse(program) if program else None),
-            **_recorded_scales(problem, base),
+            "epilogue": recorded_epilogue(problem, recorded_tree(problem)),
+            **_recorded_scales(problem),
             **recorded_math(problem),
         }
-        for layouts in itertools.product(GemmLayout, repeat=3):
-            yield fields | dict(zip(("layout_a", "layout_b", "layout_c"), layouts, strict=True))
+        yield from in_all_layouts(fields)
 
     def plan(self, request: GemmRequest, device: int, **options: Any) -> Plan:
         options["batch_invariant"] = is_batch_invariant(request.batch_invariant)
@@ -371,14 +369,27 @@ def recorded_epilogue(problem: Mapping[str, Any], tree: EpilogueVisitorTree | No
     return GemmEpilogue(beta=1.0 if problem["c"] else 0.0, tree=tree)
 
 
+def recorded_tree(problem: Mapping[str, Any]) -> EpilogueVisitorTree | None:
+    """The tree in the epilogue of a recorded problem."""
+    program = split(problem["epilogue"])[1]
+    return EpilogueVisitorTree.parse(program) if program else None
+
+
+def in_all_layouts(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The fields of a request with each combination of the layouts of A, B and C."""
+    for layouts in itertools.product(GemmLayout, repeat=3):
+        yield {**fields, **dict(zip(("layout_a", "layout_b", "layout_c"), layouts, strict=True))}
+
+
 def recorded_math(problem: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a request for a recorded problem's math mode."""
     mode = problem["math"]
     return {"precision": mode if mode in PRECISIONS else None, "fast_accum": mode == FAST}
 
 
-def _recorded_scales(problem: Mapping[str, Any], base: str) -> dict[str, Any]:
+def _recorded_scales(problem: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a request for a recorded problem's scales; those of tensors and vectors are one problem."""
+    base = split(problem["epilogue"])[0]
     if problem["scale_type"] == ScaleType.F32.value:
         return {"scaling": "block", "quantized": base == SCALED}
     of_fp4 = {kind.value: name for name, kind in fp4.SCALINGS.items()}.get(problem["scale_type"])

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ...epilogue.fusion import Fusion
 from ...errors import InvalidOperandError
 from ...generator.dtypes import CutlassDtype
-from ...generator.epilogue.lower import split
 from ...generator.epilogue.tree import EpilogueVisitorTree
 from ...generator.families.gemv import OP
 from ...generator.key import COLUMN, KernelKey
@@ -23,7 +22,7 @@ from ...pipeline.plan import Plan
 from ...pipeline.plan_cache import PlanKey
 from ...pipeline.request import Option, Request, RequestOptions, expect_extents, sampled
 from ..gemm.kernels import GemmCandidate
-from ..gemm.operation import LETTERS, GemmLayout, GemmRequest, GemmShape, fields_from, recorded_epilogue
+from ..gemm.operation import LETTERS, GemmLayout, GemmRequest, GemmShape, fields_from, recorded_epilogue, recorded_tree
 from ..gemm.problem import GemmProblem, fused_problem
 from .function import GemvSearch, VectorResult, check_types, make, search_for, transposed, vector_of
 
@@ -149,13 +148,12 @@ class GemvOperation(PlannedOperation[GemvRequest]):
         *batches, _, columns = problem["d"]["shape"]
         if len(batches) > 1:
             return
-        _, program = split(problem["epilogue"])
         for layout in GemmLayout:
             yield {
                 "shape": GemvShape(columns, problem["a"]["shape"][-1], *batches),
                 "dtype": CutlassDtype(problem["a"]["dtype"]),
                 "out_dtype": CutlassDtype(problem["d"]["dtype"]),
-                "epilogue": recorded_epilogue(problem, EpilogueVisitorTree.parse(program) if program else None),
+                "epilogue": recorded_epilogue(problem, recorded_tree(problem)),
                 "layout_a": layout,
             }
 

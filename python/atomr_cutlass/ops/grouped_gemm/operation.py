@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -246,8 +245,7 @@ class GroupedGemmOperation(PlannedOperation[GroupedGemmRequest]):
             "scaling": problem["scale_a"]["form"] if problem["scale_a"] else None,
             "fast_accum": problem["math"] == FAST,
         }
-        for layouts in itertools.product(GemmLayout, repeat=3):
-            yield fields | dict(zip(("layout_a", "layout_b", "layout_c"), layouts, strict=True))
+        yield from gemm.in_all_layouts(fields)
 
     def plan(self, request: GroupedGemmRequest, device: int, **options: Any) -> Plan:
         options["batch_invariant"] = is_batch_invariant(request.batch_invariant)

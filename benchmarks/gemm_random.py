@@ -30,7 +30,7 @@ import math
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,14 +108,17 @@ class Pool:
             found = values[start : start + shape.batch * rows * columns].view(shape.batch, rows, columns)
             return found if shape.batch > 1 else found[0]
 
+        def matrix(start: int, rows: int, columns: int, layout: str) -> torch.Tensor:
+            if layout == "r":
+                return view(self._values, start, rows, columns)
+            return view(self._values, start, columns, rows).mT
+
         made = []
         for index in range(count):
             start = index * (first + second)
-            a = view(self._values, start, shape.m, shape.k)
-            extents = (shape.k, shape.n) if layouts[1] == "r" else (shape.n, shape.k)
-            b = view(self._values, start + first, *extents)
-            out = view(self._results, index * result, shape.m, shape.n)
-            made.append(Operands(a, b if layouts[1] == "r" else b.mT, out))
+            a = matrix(start, shape.m, shape.k, layouts[0])
+            b = matrix(start + first, shape.k, shape.n, layouts[1])
+            made.append(Operands(a, b, view(self._results, index * result, shape.m, shape.n)))
         return made
 
 
@@ -184,7 +187,7 @@ def bound_weights(shape: Shape, case: Case, sets: Sequence[Operands]) -> Call:
     request = ac.GemmRequest(
         ac.GemmShape(shape.m, shape.n, shape.k, shape.batch),
         dtype=case.dtype,
-        layout_a=row,
+        layout_a=row if case.layouts[0] == "r" else column,
         layout_b=row if case.layouts[1] == "r" else column,
     )
     bound = {arrays.b.data_ptr(): ac.plan(request, b=arrays.b) for arrays in sets}
@@ -322,7 +325,10 @@ def cases(arguments: argparse.Namespace) -> list[Drawn]:
     groups: dict[Any, list[Drawn]] = {}
 
     def add(seed: int, shapes: Sequence[Shape]) -> None:
-        for shape, each in itertools.product(shapes, layouts):
+        for drawn, each in itertools.product(shapes, layouts):
+            # The columns of a column-major A are what TMA reads: as aligned as the rows of B are.
+            rows = math.ceil(drawn.m / 8) * 8 if each[0] == "c" and drawn.aligned else drawn.m
+            shape = replace(drawn, m=rows)
             group = groups.setdefault((seed, shape.group, each), [])
             group.append(Drawn(seed, shape, each, len(group)))
 
@@ -356,7 +362,7 @@ def main() -> int:
     parser.add_argument("--classes", default="", help=f"of {', '.join(CLASSES)}; default: all")
     parser.add_argument("--suites", default="", help=f"models instead: {', '.join(MODELS)}")
     parser.add_argument("--rows", default="", help="M of the suites, such as 1,16,4096")
-    parser.add_argument("--layouts", default="rc", help="of A and B: rc, rr or rc,rr")
+    parser.add_argument("--layouts", default="rc", help="of A and B: one or several of rc, rr, cr, cc")
     parser.add_argument("--dtype", default="bf16", choices=[kind for kind in KINDS if kind != "3xtf32"])
     parser.add_argument("--aligned", action="store_true", help="aligned shapes only")
     parser.add_argument("--misaligned", action="store_true", help="misaligned shapes only")

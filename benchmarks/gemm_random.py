@@ -30,7 +30,7 @@ import math
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -325,12 +325,9 @@ def cases(arguments: argparse.Namespace) -> list[Drawn]:
     groups: dict[Any, list[Drawn]] = {}
 
     def add(seed: int, shapes: Sequence[Shape]) -> None:
-        for drawn, each in itertools.product(shapes, layouts):
-            # The columns of a column-major A are what TMA reads: as aligned as the rows of B are.
-            rows = math.ceil(drawn.m / 8) * 8 if each[0] == "c" and drawn.aligned else drawn.m
-            shape = replace(drawn, m=rows)
+        for shape, each in itertools.product(shapes, layouts):
             group = groups.setdefault((seed, shape.group, each), [])
-            group.append(Drawn(seed, shape, each, len(group)))
+            group.append(Drawn(seed, shape.of_layouts(each), each, len(group)))
 
     if arguments.suites:
         rows = [int(text) for text in arguments.rows.split(",")] if arguments.rows else None

@@ -106,6 +106,13 @@ class Shape:
         """Whether the rows of A, B (either layout) and D begin at multiples of 16 bytes with elements of 2 bytes."""
         return self.n % 8 == 0 and self.k % 8 == 0
 
+    def of_layouts(self, layouts: str) -> Shape:
+        """The shape as operands of these layouts, of A and B, have it.
+
+        M of an aligned problem becomes a multiple of 8 where A is column-major: TMA reads its columns then.
+        """
+        return replace(self, m=math.ceil(self.m / 8) * 8) if layouts[0] == "c" and self.aligned else self
+
     @property
     def flops(self) -> int:
         """Multiplications and additions."""

@@ -86,7 +86,7 @@ class Problem:
 
 def kernels_of(dtype: CutlassDtype, layouts: Sequence[str]) -> list[KernelKey]:
     """The matrix's kernels that products of these layouts may be put to."""
-    turned = {"rc": "rc", "rr": "cc"}
+    turned = {"rc": "rc", "rr": "cc", "cr": "cr", "cc": "rr"}  # the layouts of B^T and A^T
     read = {*layouts, *(turned[layout] for layout in layouts)}
     epilogue = SCALED if dtype is E4M3 else LINEAR
     return [
@@ -100,8 +100,10 @@ def kernels_of(dtype: CutlassDtype, layouts: Sequence[str]) -> list[KernelKey]:
 
 def problems(shape: Shape, dtype: CutlassDtype, layouts: Sequence[str], pool: Pool, l2_bytes: int) -> Iterator[Problem]:
     """The products of a shape: of bf16 in each layout, of e4m3 in fast and in full accumulation."""
-    row = {"group": shape.group, "shape": [shape.m, shape.n, shape.k]}
+    drawn = shape
     for layout in layouts:
+        shape = drawn.of_layouts(layout)
+        row = {"group": shape.group, "shape": [shape.m, shape.n, shape.k]}
         sets = pool.sets(shape, layout, l2_bytes)
         if dtype is BF16:
             case = gemm.Case("bf16", layout, shape.m, shape.n, shape.k)

@@ -243,7 +243,7 @@ KernelCorrection::Inputs Model::kernel_inputs(Kernel const& kernel, Extents cons
       beyond(e.lda, kSectorBytes),
       beyond(e.ldb, int64_t(kLineBytes)),
       beyond(e.ldb, kSectorBytes),
-      std::log2(double(made.swizzle)),
+      std::log2(double(made.swizzle == 0 ? kernel.cluster[2] : made.swizzle)),  // 0: all share the few rows
       double(made.raster == kAlongM),
       std::log(m),
       std::log(n),
@@ -267,7 +267,7 @@ KernelSample Model::kernel_sample(Kernel const& kernel, Extents const& extents, 
 
 Launch Model::best(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                    bool whole) const {
-  if (whole) return launch(kernel, extents, gpu, shared_bytes, 1);
+  if (whole) return launch(kernel, extents, gpu, shared_bytes, kernel.mainloop == Mainloop::kFew ? kInOrder : 1);
   Launch best{std::numeric_limits<double>::infinity()};
   for (int64_t const count : slices(kernel, extents, gpu)) {
     Launch const tried = launch(kernel, extents, gpu, shared_bytes, count);
@@ -323,7 +323,7 @@ double Model::waves(double waves) const {
 
 Launch Model::product(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                       int64_t slices) const {
-  if (kernel.mainloop == Mainloop::kFew) return few(kernel, extents, gpu);
+  if (kernel.mainloop == Mainloop::kFew) return few(kernel, extents, gpu, slices == kInOrder);
   if (kernel.mainloop == Mainloop::kSplit) return {split(kernel, extents, gpu)};
   Launch made{0.0, slices};
   if (kernel.generation == Generation::kSm80) {
@@ -646,11 +646,12 @@ struct Model::FewDivision {
   bool astray, between;  // see FEW_ASTRAY and FEW_BETWEEN
 };
 
-std::vector<Model::FewDivision> Model::few_divisions(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
+std::vector<Model::FewDivision> Model::few_divisions(Kernel const& kernel, Extents const& e, Gpu const& gpu,
+                                                     int64_t least_share) const {
   std::vector<FewDivision> found;
   int64_t const unit = kernel.b_along_k ? kUnitAlongK : kUnitRows;
   int64_t const tallest = kernel.b_along_k || e.m > kFewOfTall ? kUsualRows : kTallestRows;
-  for (int64_t share = 1; share <= kernel.cluster[2]; share *= 2) {
+  for (int64_t share = least_share; share <= kernel.cluster[2]; share *= 2) {
     for (int64_t height = tallest; height > 0; height -= height > kUsualRows ? kTallStep : unit) {
       found.push_back(few_division(kernel, e, gpu, share, height));
     }
@@ -658,15 +659,16 @@ std::vector<Model::FewDivision> Model::few_divisions(Kernel const& kernel, Exten
   return found;
 }
 
-// For a kernel for few rows, with the fastest division. What was timed is corrected.
-Launch Model::few(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
+// For a kernel for few rows, with the fastest division; with `in_order`, of those that do not divide K. What was timed is
+// corrected.
+Launch Model::few(Kernel const& kernel, Extents const& e, Gpu const& gpu, bool in_order) const {
   bool const along_m = turned(kernel, e.m, e.n);
   bool const bound = (e.settled & (along_m ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED)) != 0;
   FewCorrection const& correction = kernel.b_along_k ? kFewAlongK : kFewRows;
   bool const timed = corrected_ && double(e.batch) * double(along_m ? e.m : e.n) >= FewCorrection::kLeastRows &&
                      double(e.k) * double(kernel.bits_a) / 8 >= FewCorrection::kLeastRowBytes &&
                      (correction.clusters & kernel.cluster[2]) != 0 && e.copied == 0;
-  std::vector<FewDivision> const divisions = few_divisions(kernel, e, gpu);
+  std::vector<FewDivision> const divisions = few_divisions(kernel, e, gpu, in_order ? kernel.cluster[2] : 1);
   double least = INFINITY;
   for (FewDivision const& made : divisions) least = std::min(least, made.seconds);
   Launch best{INFINITY};
@@ -674,7 +676,7 @@ Launch Model::few(Kernel const& kernel, Extents const& e, Gpu const& gpu) const 
     if (made.seconds > kFewNear * least) continue;
     double seconds = made.seconds;
     if (timed) seconds *= std::exp(double(correction.network(few_inputs(kernel, e, gpu, made), bound ? 1 : 0)));
-    if (seconds < best.seconds) best = {seconds, 1, made.share, kHeuristic, made.height};
+    if (seconds < best.seconds) best = {seconds, 1, in_order ? 0 : made.share, kHeuristic, made.height};
   }
   if (kernel.block_scaled) best.seconds *= c_.FEW_BLOCK_SCALED;
   return best;
@@ -716,7 +718,7 @@ FewCorrection::Inputs Model::few_inputs(Kernel const& kernel, Extents const& e, 
 
 std::vector<FewSample> Model::few_samples(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
   std::vector<FewSample> found;
-  for (FewDivision const& made : few_divisions(kernel, e, gpu)) {
+  for (FewDivision const& made : few_divisions(kernel, e, gpu, 1)) {
     found.push_back({made.share, made.height, made.seconds, few_inputs(kernel, e, gpu, made)});
   }
   return found;

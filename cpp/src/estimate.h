@@ -132,10 +132,13 @@ class Model {
   explicit Model(Constants constants, bool corrected = true) : c_(std::move(constants)), corrected_(corrected) {}
   Constants const& constants() const { return c_; }
 
+  // Instead of slices of K, for kernels for few rows: sums in the order of K, which is not divided inside a kernel.
+  static constexpr int64_t kInOrder = 0;
+
   // The launch options that are best for a kernel and a problem, with `slices` of K.
   Launch launch(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                 int64_t slices) const;
-  // The same with as many slices as are best; `whole`: K must not be divided.
+  // The same with as many slices as are best; `whole`: K must not be divided, nor inside a kernel.
   Launch best(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes, bool whole) const;
   // A lower bound of the seconds of `best`: without padding to swizzles and misses of L2, and with the least
   // correction.
@@ -183,11 +186,12 @@ class Model {
   double alone(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t slices) const;
   double multistage(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                     int64_t slices) const;
-  Launch few(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
+  Launch few(Kernel const& kernel, Extents const& extents, Gpu const& gpu, bool in_order) const;
   struct FewDivision;
   FewDivision few_division(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t share,
                            int64_t height) const;
-  std::vector<FewDivision> few_divisions(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
+  std::vector<FewDivision> few_divisions(Kernel const& kernel, Extents const& extents, Gpu const& gpu,
+                                         int64_t least_share) const;
   FewCorrection::Inputs few_inputs(Kernel const& kernel, Extents const& extents, Gpu const& gpu,
                                    FewDivision const& made) const;
   double split(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;

@@ -6,6 +6,8 @@ launched, operands swapped too, and those of one `Reduction` must agree in every
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections import defaultdict
 from typing import Any
 
@@ -13,6 +15,9 @@ import pytest
 
 import atomr_cutlass as ac
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
+from atomr_cutlass.generator.families import gemm_few_sm90
+from atomr_cutlass.generator.rules import FEW
+from atomr_cutlass.ops.gemm.kernels import IN_ORDER
 from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.operation import operation_of
@@ -21,7 +26,7 @@ from atomr_cutlass.pipeline.reduction import reduction_of
 pytestmark = [pytest.mark.gpu]
 
 MOST = 4096
-ROWS = (1, 2, 3, 8, 17, 64, 65, 128, 129, 255, 1000, 2048, 3333)
+ROWS = (1, 2, 3, 8, 17, 40, 64, 65, 97, 128, 129, 255, 1000, 2048, 3333)
 COLUMN, ROW = ac.GemmLayout.COL_MAJOR, ac.GemmLayout.ROW_MAJOR
 TYPES = {D.BF16: "bfloat16", D.F16: "float16", D.F32: "float32", D.TF32: "float32", D.F64: "float64"}
 
@@ -185,8 +190,27 @@ REQUESTS = {
     "bias and relu": ac.GemmRequest(
         ac.GemmShape(96, 512, 4104), dtype=D.BF16, layout_b=COLUMN,
         epilogue=ac.GemmEpilogue(bias=True, activation="relu"),
-    )
+    ),
+    "alpha and C": ac.GemmRequest(
+        ac.GemmShape(96, 512, 4104), dtype=D.BF16, layout_b=COLUMN, epilogue=ac.GemmEpilogue(alpha=0.7, beta=-1.3)
+    ),
+    "alpha, C and bias": ac.GemmRequest(
+        ac.GemmShape(24, 512, 4104), dtype=D.BF16, layout_b=COLUMN,
+        epilogue=ac.GemmEpilogue(alpha=0.7, beta=-1.3, bias=True, activation="silu"),
+    ),
+    "K of an odd number of boxes": ac.GemmRequest(ac.GemmShape(20, 1000, 3136), dtype=D.BF16, layout_b=COLUMN),
+    "few columns": ac.GemmRequest(ac.GemmShape(3000, 17, 1096), dtype=D.BF16, layout_b=COLUMN),
+    "results in f32": ac.GemmRequest(ac.GemmShape(33, 1000, 1096), dtype=D.BF16, layout_b=ROW, out_dtype=D.F32),
 }  # fmt: skip
+
+
+def launches(candidate: Any) -> list[Any]:
+    """The launches of a kernel that have its reduction: those for few rows in several heights of tiles."""
+    if candidate.key.mainloop != FEW:
+        return [candidate]
+    heights = gemm_few_sm90.widths(candidate.key, candidate.formulation.m)
+    some = {*heights[::3], 64, heights[-1]}
+    return [dataclasses.replace(candidate, swizzle=IN_ORDER, width=height) for height in sorted(some)]
 
 
 @pytest.mark.parametrize("name", REQUESTS)
@@ -204,13 +228,13 @@ def test_kernels_of_one_reduction_agree(torch: Any, name: str) -> None:
             torch.bfloat16 if spec.dtype is D.BF16 else torch.float32
         )
     found: dict[Any, dict[Any, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for candidate in select.rank(search):
+    for candidate in itertools.chain.from_iterable(map(launches, select.rank(search))):
         plan = from_candidate(request.problem(0), candidate, scales=request.scales(), fusion=request.fusion())
         inputs = [given[slot] for slot in plan.slots[:-1] if slot in given]
         out = plan(*inputs)
         key, digest = candidate.key, hash(bits(torch, out).cpu().numpy().tobytes())
         swapped = "swapped " if candidate.formulation.swapped else ""
-        slices = f" split {candidate.split_k}" if candidate.split_k > 1 else ""
+        slices = f" split {candidate.split_k}" if candidate.split_k > 1 else f" {candidate.width}"
         reduction = None if candidate.split_k > 1 else reduction_of(key)
         found[reduction][digest].append(f"{swapped}{key.name}{slices}")
     if not found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -14,6 +15,8 @@ import atomr_cutlass as ac
 import fake_cases
 import golden_gpu
 from atomr_cutlass import SmArch, _core, epilogue
+from atomr_cutlass.generator.rules import FEW
+from atomr_cutlass.ops.gemm.kernels import IN_ORDER
 from atomr_cutlass.pipeline import call as call_module
 from atomr_cutlass.pipeline import reduction, table
 from atomr_cutlass.pipeline.heuristic import heuristics
@@ -32,19 +35,24 @@ def operand(dtype: str, *shape: int, columns: bool = False) -> _core.Operand:
     return _core.Operand(_places << 38, shape, strides, element, 2, 0, False, None)
 
 
-def launched(call: Callable[[], Any]) -> list[str]:
-    """The kernels that a call launches."""
+def launched(call: Callable[[], Any]) -> list[tuple[str, str]]:
+    """The kernels that a call launches, and their arguments."""
     GPU._library.golden_notes()
     call()
     steps = (step for step in GPU._steps(()) if not step.startswith(("copy", "set", "clear", "fill")))
-    return [step.partition(" ")[0].removesuffix("@noted") for step in steps]
+    pairs = (step.partition(" ")[::2] for step in steps)
+    return [(name.removesuffix("@noted"), f" {args} ") for name, args in pairs]
 
 
 def reductions(call: Callable[[int], Any]) -> set[Any]:
-    """Those of the kernels of a call with each number of rows."""
+    """Those of the launches of a call with each number of rows."""
     keys = {info.key.name: info.key for info in table.kernels()}
     keys |= {info.name.removesuffix("@noted"): info.key for info in table.kernels()}
-    return {reduction_of(keys[name]) for rows in ROWS for name in launched(lambda rows=rows: call(rows))}
+    found = set()
+    for name, args in itertools.chain.from_iterable(launched(lambda rows=rows: call(rows)) for rows in ROWS):
+        divides = keys[name].mainloop == FEW and f" swizzle={IN_ORDER} " not in args
+        found.add(None if divides else reduction_of(keys[name]))
+    return found
 
 
 def refused(says: str, call: Callable[[], Any]) -> None:
@@ -59,9 +67,11 @@ def case_gemm_has_one_reduction() -> None:
     for more in ({}, {"bias": bias, "activation": "relu"}, {"bias": bias}):
         (found,) = reductions(lambda m, more=more: ac.gemm(operand("bf16", m, 2048), b, batch_invariant=True, **more))
         assert found is not None
-    # Otherwise a kernel for few rows serves some.
+    # Otherwise a kernel for few rows divides K.
     weights = operand("bf16", 2048, 4096, columns=True)
     assert None in reductions(lambda m: ac.gemm(operand("bf16", m, 2048), weights))
+    for name, _ in launched(lambda: ac.gemm(operand("bf16", 8, 2048), weights, batch_invariant=True)):
+        assert "_few_" in name
 
 
 def case_gated_gemm_has_one_reduction() -> None:
@@ -85,9 +95,10 @@ def case_matmul_has_one_reduction() -> None:
     heuristics.clear()
     request = ac.MatmulRequest(weights, operand("bf16", 4, 2048), m=4096, n=4, k=2048, transa=True)
     (few,) = launched(lambda: ac.matmul(request))
-    assert "few" in few
+    assert "_few_" in few[0]
+    assert f" swizzle={IN_ORDER} " not in few[1]
     (invariant,) = launched(lambda: call(4))
-    assert "few" not in invariant
+    assert f" swizzle={IN_ORDER} " in invariant[1]
     assert launched(lambda: ac.matmul(request)) == [few]
 
 

@@ -27,7 +27,7 @@ from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.generator.rules import FEW, SPLIT
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
-from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.kernels import IN_ORDER, GemmSearch
 from atomr_cutlass.ops.gemm.operation import GemmOperation
 from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.pipeline import reduction, select
@@ -184,9 +184,29 @@ def test_gradients_of_filters_sum_over_images(monkeypatch: pytest.MonkeyPatch) -
 
 def test_orders_that_depend_on_the_rows_are_none() -> None:
     keys = [key for _, key in cells([SmArch.SM90A]) if key.op == "gemm"]
-    without = {(key.mainloop in (FEW, SPLIT), key.scheduler == "streamk") for key in keys if reduction_of(key) is None}
+    without = {(key.mainloop == SPLIT, key.scheduler == "streamk") for key in keys if reduction_of(key) is None}
     assert without == {(True, False), (False, True)}
     assert all(reduction_of(key) is not None for key in keys if key.generation == "sm80")
+
+
+@pytest.mark.parametrize("layout", [COLUMN, ROW])
+def test_kernels_for_few_rows_add_up_in_the_order_of_k(layout: GemmLayout) -> None:
+    search = search_of(shape=GemmShape(16, 4096, 4096), dtype=D.BF16, layout_b=layout)
+    best = select.rank(search)[0]
+    assert best.key.mainloop == FEW
+    launches = {(launch.split_k, launch.swizzle) for launch in (best, *search.launches(best))}
+    assert launches == {(1, IN_ORDER)}
+    usual = dataclasses.replace(GemmRequest(GemmShape(16, 4096, 4096), dtype=D.BF16, layout_b=layout))
+    divided = GemmOperation().search(usual, H200)
+    assert divided is not None
+    assert select.rank(divided)[0].swizzle != IN_ORDER
+
+
+def test_kernels_for_few_rows_settle_no_reduction(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_table.install(monkeypatch, [row for row in fake_table.rows_of() if row.key.mainloop == FEW])
+    assert select.reduction(search_of(shape=GemmShape(16, 4096, 4096), dtype=D.BF16, layout_b=COLUMN)) is not None
+    found = {select.reduction(search_of(shape=GemmShape(m, 512, 512), dtype=D.BF16)) for m in (16, 512)}
+    assert len(found) == 1
 
 
 def test_the_matrix_settles_it_where_the_table_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

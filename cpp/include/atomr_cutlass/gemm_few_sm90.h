@@ -10,7 +10,9 @@
 // both: `swizzle` of them, which is 1 or another power of 2, share, and have tiles side by side. Of those that
 // divide K each stores a part of the tile: all write their sums into the shared memory of the one that stores them,
 // which adds them up in the order of the ranks: no workspace, and the same bits every time. Tiles of at most 64 rows
-// are multiplied by both warp groups, each taking half of K.
+// are multiplied by both warp groups, each taking half of K. A launch may ask for sums in the order of K instead
+// (`swizzle` 0), as kernels for many rows add them up: K is not divided then, all thread blocks of a cluster share the
+// few rows, and one warp group multiplies low tiles.
 //
 // The launch before may still run when a kernel starts: nothing in global memory is touched before `griddepcontrol`
 // has waited for it, but for weights that are known not to be written (`bound`). Where such a launch leaves half of the
@@ -43,10 +45,10 @@ namespace atomr_cutlass {
 // What an epilogue computes of a run's sums, scales and C besides: nothing, unless it is a tree
 // (gemm_few_sm90_tree.h) or a gate (gemm_few_sm90_gated.h).
 template <class Epilogue>
-struct FewTree {
+struct FewEpilogue {
   static constexpr bool kIsTree = false, kScaled = cute::is_same_v<Epilogue, ScaledEpilogue>, kSource = false;
   static constexpr int kStagedBytes = 0;
-  static constexpr int kOfOne = 1;  // columns of A B that are one of D
+  static constexpr int kColumnsOfOne = 1;  // of A B, for one of D
   struct Params {
     static Params of(atomr_cutlass_gemm_args const&) { return {}; }
   };
@@ -72,9 +74,9 @@ template <class Element, class LayoutB, class ElementD, int kFew, int kRanks, bo
 struct GemmFewSm90 {
   using Args = atomr_cutlass_gemm_args;
 
-  using Tree = FewTree<Epilogue>;
+  using Tree = FewEpilogue<Epilogue>;
   static constexpr bool kIsTree = Tree::kIsTree, kScaled = Tree::kScaled;
-  static constexpr int kOfOne = Tree::kOfOne;
+  static constexpr int kColumnsOfOne = Tree::kColumnsOfOne;
   static constexpr bool kAlongK = cute::is_same_v<LayoutB, cutlass::layout::ColumnMajor>;
   static constexpr int kBoxBytes = 128;  // bytes of K of a row that a TMA load takes at once: the swizzle's width
   static constexpr int kBox = kBoxBytes / int(sizeof(Element));
@@ -125,6 +127,7 @@ struct GemmFewSm90 {
     // Thread blocks that divide K, and that share the few rows, as powers of 2: kRanks together.
     int32_t split_bits, share_bits;
     int32_t halved;  // both warp groups multiply the same rows
+    int32_t warps;  // that multiply
     int32_t few_height;  // the few rows that are loaded: a multiple of 8
     int32_t group;  // boxes that a warp group multiplies at once
     int32_t step;  // boxes of K that are waited for at once: a group for each half
@@ -148,7 +151,7 @@ struct GemmFewSm90 {
   CUTLASS_HOST_DEVICE static constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
   // Whether A is the weights. Columns of A B that are one of D are neighbours in a thread's run: rows of B.
-  static bool turned(Args const& args) { return kAlongK && kOfOne == 1 && args.n < args.m; }
+  static bool turned(Args const& args) { return kAlongK && kColumnsOfOne == 1 && args.n < args.m; }
 
   static bool aligned(void const* pointer, int64_t leading, int64_t batch_stride) {
     constexpr int64_t kElements = 16 / int(sizeof(Element));
@@ -159,9 +162,9 @@ struct GemmFewSm90 {
     int const few = turned(args) ? args.n : args.m;
     // The arguments have no stride from one batch's block scales to the next one's.
     if (kBlockScaled && (args.batch > 1 || args.scale_a == nullptr || args.scale_b == nullptr)) return false;
-    bool const shares = args.swizzle > 0 && args.swizzle <= kRanks && (args.swizzle & (args.swizzle - 1)) == 0;
+    bool const shares = args.swizzle >= 0 && args.swizzle <= kRanks && (args.swizzle & (args.swizzle - 1)) == 0;
     int const tallest = few <= kFewOfTall ? kTallest : kRows;
-    if (kOfOne > 1 && (args.n % kOfOne != 0 || args.amax != nullptr || args.c != nullptr)) return false;
+    if (kColumnsOfOne > 1 && (args.n % kColumnsOfOne != 0 || args.amax != nullptr || args.c != nullptr)) return false;
     bool const is_height = args.width >= 0 && args.width <= tallest && args.width % kUnit == 0;
     return args.m > 0 && args.n > 0 && args.k > 0 && args.batch > 0 && few <= kFew && args.split_k == 1 && shares &&
            is_height && aligned(args.a, args.lda, args.batch_stride_a) &&
@@ -223,10 +226,13 @@ struct GemmFewSm90 {
     result.rows = rows;
     result.few_rows = few;
     result.few_height = ceil_div(few, 8) * 8;
-    while (1 << result.share_bits < args.swizzle) ++result.share_bits;
+    bool const in_order = args.swizzle == 0;
+    while (1 << result.share_bits < (in_order ? kRanks : args.swizzle)) ++result.share_bits;
     while (1 << (result.share_bits + result.split_bits) < kRanks) ++result.split_bits;
     result.height = args.width != 0 ? args.width : kRows;
-    result.halved = result.height <= 64;
+    bool const is_low = result.height <= 64;
+    result.halved = is_low && !in_order;
+    result.warps = kConsumers / 32 / (is_low && in_order ? 2 : 1);
     result.batch_tiles = ceil_div(rows, result.height << result.share_bits);
     result.tiles = result.batch_tiles * args.batch;
     int const clusters = available(args);
@@ -331,7 +337,7 @@ struct GemmFewSm90 {
         if (!kAlongK && params.height % kPiece != 0) cute::prefetch_tma_descriptor(&params.rest);
       } else if (warp < kBarrierWarps) {
         if (warp == 0) {
-          init<Empty>(barriers.empty, 0, params.stages, kConsumers / 32 * share);
+          init<Empty>(barriers.empty, 0, params.stages, params.warps * share);
           Full::init(&barriers.sums_full, 1);
           Empty::init(&barriers.sums_empty, split * kConsumers / 32);
         } else {
@@ -620,7 +626,7 @@ struct GemmFewSm90 {
       fast_at = first - slow_at * fast;
       slow_step = step / fast;
       fast_step = step - slow_step * fast;
-      int const to_next = runs.turned ? 1 : kRun / kOfOne;
+      int const to_next = runs.turned ? 1 : kRun / kColumnsOfOne;
       int64_t const across = runs.turned ? kRun * params.d_row : params.d_few;
       d_first = slow_at * across + fast_at * to_next;
       d_step = slow_step * across + fast_step * to_next;
@@ -640,14 +646,13 @@ struct GemmFewSm90 {
     Share const mine(params, place);
     typename Tree::Thread tree(params.tree, place.staged);
     for (Tile tile(params); tile.index < params.tiles; tile.next(params)) {
-      ElementD* const d =
-          params.d + tile.batch * params.d_batch + tile.row(params, place) / kOfOne * params.d_row + mine.d_first;
+      ElementD* const d = params.d + tile.batch * params.d_batch +
+                          tile.row(params, place) / kColumnsOfOne * params.d_row + mine.d_first;
       if constexpr (kIsTree) {
         if (!turn.first) cutlass::arch::NamedBarrier::sync(kConsumers, kAmongConsumers);  // what was staged was read
-        bool const turn_over = params.turned;
         int const row = tile.row(params, place);
-        tree.begin(turn_over ? row : 0, turn_over ? 0 : row, turn_over ? params.rows : params.few_rows,
-                   turn_over ? params.few_rows : params.rows, tile.batch, kConsumers);
+        tree.begin(params.turned ? row : 0, params.turned ? 0 : row, params.turned ? params.rows : params.few_rows,
+                   params.turned ? params.few_rows : params.rows, tile.batch, kConsumers);
       }
       if (kTallest > kRows && params.height > kRows) {
         multiply_times<kTallest / kRows>(params, place, tile, warp, mine, turn);
@@ -772,7 +777,9 @@ struct GemmFewSm90 {
     BoxScales<kWide> scales, next_scales;
     next_scales.load(params, row, place.first_step * params.step + half * kGroup);
     int in_stage = 0, before = -1;  // steps, and the stage of which the last ones are being multiplied
-    for (int step = place.first_step; step < place.end_step; ++step) {
+    bool const multiplies = warp < params.warps;
+    int const end_step = multiplies ? place.end_step : place.first_step;
+    for (int step = place.first_step; step < end_step; ++step) {
       int const at = turn.stage * params.stage_steps + in_stage;
       Full::wait(&place.barriers->full[at], turn.phase);
       char* const first = place.stages + at * place.step_bytes;
@@ -827,7 +834,7 @@ struct GemmFewSm90 {
     }
     wgmma_wait<0>();
     fence();
-    release(before);
+    if (multiplies) release(before);
     __syncwarp();  // single lanes have released stages
     if (turn.first) {
       // No thread block writes into another before that one has its barriers.
@@ -1001,12 +1008,12 @@ struct GemmFewSm90 {
         }
       }
       if constexpr (kIsTree) tree.apply(values, params.turned, row, other, source);
-      constexpr int kResults = kRun / kOfOne;
+      constexpr int kResults = kRun / kColumnsOfOne;
       cutlass::Array<float, kResults> gated = Tree::gated(values);
       if constexpr (kScaled) {
         CUTLASS_PRAGMA_UNROLL
         for (int j = 0; j < kResults; ++j) {
-          if (row + j * kOfOne < rows) largest.see(gated[j]);
+          if (row + j * kColumnsOfOne < rows) largest.see(gated[j]);
           gated[j] *= mine.scale_d;
         }
       }
@@ -1017,7 +1024,7 @@ struct GemmFewSm90 {
       } else {
         CUTLASS_PRAGMA_UNROLL
         for (int j = 0; j < kResults; ++j) {
-          if (row + j * kOfOne < rows) d[j * params.d_row] = results[j];
+          if (row + j * kColumnsOfOne < rows) d[j * params.d_row] = results[j];
         }
       }
       slow_at += mine.slow_step;

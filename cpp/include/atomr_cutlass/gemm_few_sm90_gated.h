@@ -2,14 +2,14 @@
 #pragma once
 
 #include "atomr_cutlass/epilogue_gated.h"
-#include "atomr_cutlass/gemm_few_sm90.h"
+#include "atomr_cutlass/gemm_few_sm90_tree.h"
 
 namespace atomr_cutlass {
 
 template <class Gate, bool kScaled_>
-struct FewTree<GatedEpilogue<Gate, kScaled_>> : FewTree<LinearEpilogue> {
+struct FewEpilogue<GatedEpilogue<Gate, kScaled_>> : FewConverted {
   static constexpr bool kScaled = kScaled_;
-  static constexpr int kOfOne = 2;
+  static constexpr int kColumnsOfOne = 2;
 
   template <int kCount>
   CUTLASS_DEVICE static cutlass::Array<float, kCount / 2> gated(cutlass::Array<float, kCount> const& values) {
@@ -18,13 +18,6 @@ struct FewTree<GatedEpilogue<Gate, kScaled_>> : FewTree<LinearEpilogue> {
     for (int i = 0; i < kCount / 2; ++i) {
       made[i] = Gate::evaluate(values[2 * i], nullptr, nullptr) * values[2 * i + 1];
     }
-    return made;
-  }
-  template <class Element, int kCount>
-  CUTLASS_DEVICE static cutlass::Array<Element, kCount> results(cutlass::Array<float, kCount> const& values) {
-    cutlass::Array<Element, kCount> made;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kCount; ++i) made[i] = converted<Element>(values[i]);
     return made;
   }
 };

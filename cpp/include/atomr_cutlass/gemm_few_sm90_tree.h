@@ -7,15 +7,25 @@
 
 namespace atomr_cutlass {
 
+// Epilogues that convert their results one by one.
+struct FewConverted : FewEpilogue<LinearEpilogue> {
+  template <class Element, int kCount>
+  CUTLASS_DEVICE static cutlass::Array<Element, kCount> results(cutlass::Array<float, kCount> const& values) {
+    cutlass::Array<Element, kCount> made;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kCount; ++i) made[i] = converted<Element>(values[i]);
+    return made;
+  }
+};
+
 template <class Tree_, bool kScaled_, class Lanes>
-struct FewTree<TreeEpilogue<Tree_, kScaled_, Lanes>> {
+struct FewEpilogue<TreeEpilogue<Tree_, kScaled_, Lanes>> : FewConverted {
   static constexpr bool kIsTree = true, kScaled = kScaled_;
   static constexpr bool kSource = TreeEpilogue<Tree_, kScaled_, Lanes>::kSource;
   // Most rows and columns of D that a tile has. With more columns than rows D's rows are the few.
   static constexpr int kTileM = 128, kTileN = 256;
   using Staged = StagedVectors<Tree_, kTileM, kTileN>;
   static constexpr int kStagedBytes = (int(sizeof(Staged)) + 127) / 128 * 128;
-  static constexpr int kOfOne = 1;
   using Params = TreeParams<Tree_>;
 
   struct Thread {
@@ -52,18 +62,6 @@ struct FewTree<TreeEpilogue<Tree_, kScaled_, Lanes>> {
 
     CUTLASS_DEVICE void end() { tree.end(); }
   };
-
-  template <int kCount>
-  CUTLASS_DEVICE static cutlass::Array<float, kCount> gated(cutlass::Array<float, kCount> const& values) {
-    return values;
-  }
-  template <class Element, int kCount>
-  CUTLASS_DEVICE static cutlass::Array<Element, kCount> results(cutlass::Array<float, kCount> const& values) {
-    cutlass::Array<Element, kCount> made;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kCount; ++i) made[i] = converted<Element>(values[i]);
-    return made;
-  }
 };
 
 }  // namespace atomr_cutlass

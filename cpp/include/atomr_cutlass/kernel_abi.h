@@ -62,7 +62,9 @@ ATOMR_CUTLASS_STRUCT(atomr_cutlass_tree_operand)
   FIELD(int64_t, batch_stride_d) \
   FIELD(double, alpha) FIELD(double, beta) \
   FIELD(int32_t, split_k) /* slices of K: serial split-K (sm80 generation) or stream-K scheduler splits; 1 is none */ \
-  FIELD(int32_t, swizzle) /* upper bound of the persistent tile scheduler's swizzle (sm90 generation on) */ \
+  /* Upper bound of the persistent tile scheduler's swizzle (sm90 generation on). Few rows: thread blocks of a cluster \
+   * that share them; 0 is all of them, and sums in the order of K. */ \
+  FIELD(int32_t, swizzle) \
   FIELD(int32_t, raster) /* 0 heuristic, 1 along M, 2 along N (sm90 generation on) */ \
   FIELD(int32_t, sm_count) /* multiprocessors of the device */ \
   /* clusters of the kernel that fit on the device at once; 0 lets CUTLASS estimate */ \

@@ -199,9 +199,10 @@ def _notes(
     if search.batch_invariant:
         yield f"batch-invariant: {select.reduction(search)}"
     if best.key.mainloop == FEW:
+        ranks = best.key.cluster[2]
         yield (
-            f"its tiles have {best.width} rows of weights, and {best.swizzle} of {best.key.cluster[2]} thread blocks "
-            "of a cluster share the few rows, told at launch"
+            f"its tiles have {best.width} rows of weights, and {best.swizzle or ranks} of {ranks} thread blocks of a "
+            "cluster share the few rows, told at launch"
         )
     elif best.width:
         yield f"its tiles have {best.width} of at most {best.key.tile[1]} columns, told at launch"

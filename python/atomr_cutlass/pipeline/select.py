@@ -19,6 +19,7 @@ from ..generator.epilogue.lower import has_tree, is_common
 from ..generator.families import gemm_sm90
 from ..generator.key import KernelKey, shared_memory
 from ..generator.matrix import preset_of, supports
+from ..generator.rules import FEW
 from ..jit import kernels
 from . import devices, table, tuning
 from .reduction import Reduction, reduction_of
@@ -143,7 +144,8 @@ def _commonest(
     counts = collections.Counter(
         (suitability, reduction)
         for suitability, key in ranked
-        if (reduction := reduction_of(key)) is not None
+        if key.mainloop != FEW  # it serves few rows alone
+        and (reduction := reduction_of(key)) is not None
         and any(search.op_of(formulation) == key.op and search.supports(key, formulation) for formulation in group)
     )
 

@@ -35,6 +35,9 @@ A_SETTLED, B_SETTLED = 1, 2  # kernel_abi.h
 
 STREAM_K_SLICES = (1, 2, 4, 8)
 
+IN_ORDER = 0
+"""The swizzle of kernels for few rows that add up in the order of K (gemm_few_sm90.h)."""
+
 _ROWS = 16
 """Rows that a problem of one row is extended to for its reduction: a multiple of every vector access."""
 
@@ -136,7 +139,8 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         slices = STREAM_K_SLICES if stream_k else of_model
         made = super().launches(candidate)
         if candidate.key.mainloop == FEW:
-            pairs = itertools.product(gemm_few_sm90.shares(candidate.key), self.widths(candidate))
+            shares = (IN_ORDER,) if self.batch_invariant else gemm_few_sm90.shares(candidate.key)
+            pairs = itertools.product(shares, self.widths(candidate))
             made = (dataclasses.replace(candidate, swizzle=share, width=width) for share, width in pairs)
         return (dataclasses.replace(launch, split_k=count) for launch in made for count in slices)
 

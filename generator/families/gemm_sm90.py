@@ -260,71 +260,95 @@ _TURNED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...
         ((128, 144), (2, 1), "cooperative"),
         ((128, 192), (2, 1), "cooperative"),
     ),
+    "cr": (
+        ((64, 96), (4, 1), "pingpong"),
+        ((64, 192), (4, 1), "pingpong"),
+    ),
+    "cc": (
+        ((64, 96), (4, 1), "pingpong"),
+        ((64, 192), (4, 1), "pingpong"),
+    ),
 }
 
-_FITTED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str, str], ...]] = {
+_BOTH, _BF16, _F16, _NEITHER = HALF_TYPES, (D.BF16,), (D.F16,), ()
+
+_FITTED_TILES: dict[str, tuple[tuple[tuple[D, ...], tuple[int, int], tuple[int, int], str, str], ...]] = {
     "rc": (
-        ((64, 256), (4, 1), "pingpong", COLUMN),
-        ((64, 256), (4, 2), "pingpong", COLUMN),
-        ((128, 192), (2, 1), "pingpong", COLUMN),
-        ((128, 192), (2, 4), "pingpong", COLUMN),
-        ((128, 256), (2, 1), "cooperative", COLUMN),
-        ((128, 256), (1, 2), "cooperative", COLUMN),
-        ((128, 256), (1, 4), "cooperative", COLUMN),
-        ((128, 256), (4, 2), "cooperative", COLUMN),
-        ((192, 192), (1, 2), "cooperative", COLUMN),
-        ((256, 192), (1, 2), "cooperative", COLUMN),
-        ((128, 256), (1, 2), "cooperative", ROW),
-        ((128, 256), (2, 4), "cooperative", ROW),
-        ((256, 192), (1, 2), "cooperative", ROW),
+        (_BOTH, (64, 256), (4, 1), "pingpong", COLUMN),
+        (_BOTH, (64, 256), (4, 2), "pingpong", COLUMN),
+        (_BF16, (128, 192), (2, 1), "pingpong", COLUMN),
+        (_BF16, (128, 192), (2, 4), "pingpong", COLUMN),
+        (_F16, (128, 256), (2, 1), "cooperative", COLUMN),
+        (_NEITHER, (128, 256), (1, 2), "cooperative", COLUMN),
+        (_NEITHER, (128, 256), (1, 4), "cooperative", COLUMN),
+        (_BF16, (128, 256), (4, 2), "cooperative", COLUMN),
+        (_NEITHER, (192, 192), (1, 2), "cooperative", COLUMN),
+        (_BF16, (256, 192), (1, 2), "cooperative", COLUMN),
+        (_BF16, (128, 256), (1, 2), "cooperative", ROW),
+        (_BF16, (128, 256), (2, 4), "cooperative", ROW),
+        (_NEITHER, (256, 192), (1, 2), "cooperative", ROW),
     ),
     "rr": (
-        ((64, 256), (4, 1), "pingpong", COLUMN),
-        ((64, 256), (4, 2), "pingpong", COLUMN),
-        ((128, 192), (4, 1), "pingpong", COLUMN),
-        ((128, 192), (2, 4), "pingpong", COLUMN),
-        ((128, 256), (2, 1), "cooperative", COLUMN),
-        ((128, 256), (1, 2), "cooperative", COLUMN),
-        ((128, 256), (1, 4), "cooperative", COLUMN),
-        ((128, 256), (4, 2), "cooperative", COLUMN),
-        ((192, 192), (1, 2), "cooperative", COLUMN),
-        ((256, 192), (1, 2), "cooperative", COLUMN),
+        (_BOTH, (64, 256), (4, 1), "pingpong", COLUMN),
+        (_BOTH, (64, 256), (4, 2), "pingpong", COLUMN),
+        (_BF16, (128, 192), (4, 1), "pingpong", COLUMN),
+        (_BF16, (128, 192), (2, 4), "pingpong", COLUMN),
+        (_BOTH, (128, 256), (2, 1), "cooperative", COLUMN),
+        (_BF16, (128, 256), (1, 2), "cooperative", COLUMN),
+        (_NEITHER, (128, 256), (1, 4), "cooperative", COLUMN),
+        (_BF16, (128, 256), (4, 2), "cooperative", COLUMN),
+        (_BOTH, (192, 192), (1, 2), "cooperative", COLUMN),
+        (_BF16, (256, 192), (1, 2), "cooperative", COLUMN),
+    ),
+    "cr": (
+        (_BOTH, (64, 256), (4, 1), "pingpong", COLUMN),
+        (_BF16, (128, 256), (4, 2), "cooperative", COLUMN),
+        (_BF16, (128, 256), (1, 2), "cooperative", ROW),
+        (_BOTH, (128, 256), (2, 4), "cooperative", ROW),
+        (_BOTH, (256, 192), (1, 2), "cooperative", ROW),
+    ),
+    "cc": (
+        (_BOTH, (64, 256), (4, 1), "pingpong", COLUMN),
+        (_BF16, (64, 256), (4, 2), "pingpong", COLUMN),
+        (_BF16, (128, 256), (4, 2), "cooperative", COLUMN),
+        (_BF16, (256, 192), (1, 2), "cooperative", COLUMN),
+        (_BOTH, (128, 256), (1, 2), "cooperative", ROW),
     ),
 }
-"""Of f16 and bf16, by the layouts of A and B: the widest tiles of kernels whose launch chooses the columns, and the
-layout of D, column-major of D^T (docs/performance-log.md, 2026-11-24)."""
+"""Of f16 and bf16, by the layouts of A and B: the types that have a kernel in `full`, the widest tiles of kernels whose
+launch chooses the columns, and the layout of D, column-major of D^T (docs/performance-log.md, 2026-11-24 and 27). What
+is on demand gains least over these."""
 
-_FITTED_BF16_TILES = (
-    ((128, 192), (2, 4)),
-    ((128, 192), (4, 1)),
-    ((128, 256), (1, 2)),
-    ((128, 256), (1, 4)),
-    ((128, 256), (2, 4)),
-    ((128, 256), (4, 2)),
-    ((256, 192), (1, 2)),
-)
-"""Those that f16 has on demand only: they gain least over the others."""
-
-# Tiles of float32 results, by the layouts: slices of K, which another kernel adds up. The tier is bf16's.
-_DIVIDED_TILES: dict[str, tuple[tuple[int, tuple[int, int], tuple[int, int], str], ...]] = {
+_DIVIDED_TILES: dict[str, tuple[tuple[tuple[D, ...], tuple[int, int], tuple[int, int], str], ...]] = {
     "rc": (
-        (ON_DEMAND, (64, 16), (1, 1), "pingpong"),
-        (FULL, (64, 32), (1, 1), "pingpong"),
-        (FULL, (64, 64), (1, 1), "pingpong"),
-        (FULL, (64, 80), (1, 1), "pingpong"),
-        (FULL, (64, 128), (4, 1), "pingpong"),
-        (ON_DEMAND, (64, 144), (4, 1), "pingpong"),
-        (ON_DEMAND, (128, 192), (2, 1), "pingpong"),
+        (_NEITHER, (64, 16), (1, 1), "pingpong"),
+        (_BOTH, (64, 32), (1, 1), "pingpong"),
+        (_BOTH, (64, 64), (1, 1), "pingpong"),
+        (_BF16, (64, 80), (1, 1), "pingpong"),
+        (_BF16, (64, 128), (4, 1), "pingpong"),
+        (_NEITHER, (64, 144), (4, 1), "pingpong"),
+        (_NEITHER, (128, 192), (2, 1), "pingpong"),
     ),
     "rr": (
-        (FULL, (64, 32), (1, 1), "pingpong"),
-        (FULL, (64, 64), (1, 1), "pingpong"),
-        (FULL, (64, 80), (1, 1), "pingpong"),
-        (FULL, (64, 128), (4, 1), "pingpong"),
-        (ON_DEMAND, (64, 144), (4, 1), "pingpong"),
-        (ON_DEMAND, (64, 192), (4, 1), "pingpong"),
+        (_BOTH, (64, 32), (1, 1), "pingpong"),
+        (_BOTH, (64, 64), (1, 1), "pingpong"),
+        (_NEITHER, (64, 80), (1, 1), "pingpong"),
+        (_BF16, (64, 128), (4, 1), "pingpong"),
+        (_NEITHER, (64, 144), (4, 1), "pingpong"),
+        (_NEITHER, (64, 192), (4, 1), "pingpong"),
+    ),
+    "cr": (
+        (_BF16, (64, 32), (1, 1), "pingpong"),
+        (_BOTH, (64, 64), (1, 1), "pingpong"),
+        (_BF16, (64, 128), (4, 1), "pingpong"),
+    ),
+    "cc": (
+        (_NEITHER, (64, 32), (1, 1), "pingpong"),
+        (_BOTH, (64, 64), (1, 1), "pingpong"),
+        (_NEITHER, (64, 128), (4, 1), "pingpong"),
     ),
 }
+"""Tiles of float32 results: slices of K, which another kernel adds up. The types are those that have it in `full`."""
 
 _TURNED_TF32_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...]] = {
     "rc": (((64, 64), (4, 1), "pingpong"),),
@@ -366,10 +390,8 @@ _FITTED_FP8_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str, 
     "fast": (
         ((64, 256), (4, 1), "pingpong", COLUMN),
         ((64, 256), (4, 2), "pingpong", COLUMN),
-        ((64, 256), (2, 4), "pingpong", COLUMN),
         ((128, 256), (2, 1), "cooperative", COLUMN),
         ((128, 256), (4, 2), "cooperative", COLUMN),
-        ((128, 256), (2, 1), "cooperative", ROW),
         ((128, 256), (2, 4), "cooperative", ROW),
     ),
 }
@@ -409,7 +431,7 @@ def cells(arch: SmArch) -> Iterator[Cell]:
 def _half_cells(a: D, layouts: str) -> Iterator[Cell]:
     common = layouts in COMMON_LAYOUTS
     for first, tile, cluster, mainloop in _SM90_TILES if common else _SM90_TILES[:2]:
-        tier = first if common else FULL
+        tier = first if common else ON_DEMAND  # others are faster
         if tier == SMOKE and (a is not D.BF16 or layouts != "rc"):
             tier = DEFAULT
         # Beside the others of `default`, 192 columns are worth as much as all the rest of `full` (performance log),
@@ -418,24 +440,22 @@ def _half_cells(a: D, layouts: str) -> Iterator[Cell]:
             tier = DEFAULT if a is D.BF16 else ON_DEMAND
         yield tier, _gemm_sm90(a, a, layouts, tile, cluster, mainloop)
     # The layouts of B^T and A^T.
-    turned = {"rc": "rc", "rr": "cc"}.get(layouts, "")
-    fitted = [
-        _gemm_sm90(
-            a, a, turned if layout_d == COLUMN else layouts, tile, cluster, mainloop, layout_d=layout_d,
-            scheduler="fitted",
-        )
-        for tile, cluster, mainloop, layout_d in _FITTED_TILES.get(layouts, ())
-    ]  # fmt: skip
-    for key in fitted:
-        yield ON_DEMAND if a is D.F16 and (key.tile[:2], key.cluster[:2]) in _FITTED_BF16_TILES else FULL, key
-    of_one_width = {of_width(key, width) for key in fitted for width in widths(key)}
-    for tile, cluster, mainloop in _TURNED_TILES.get(layouts, ()):
+    turned = {"rc": "rc", "rr": "cc", "cr": "cr", "cc": "rr"}[layouts]
+    of_one_width = set()
+    for types, tile, cluster, mainloop, layout_d in _FITTED_TILES[layouts]:
+        put = turned if layout_d == COLUMN else layouts
+        key = _gemm_sm90(a, a, put, tile, cluster, mainloop, layout_d=layout_d, scheduler="fitted")
+        yield FULL if a in types else ON_DEMAND, key
+        of_one_width |= {of_width(key, width) for width in widths(key)}
+    for tile, cluster, mainloop in _TURNED_TILES[layouts]:
         key = _gemm_sm90(a, a, turned, tile, cluster, mainloop, layout_d=COLUMN)
         # At run time a kernel of one width is compiled, in a third of the time.
         yield ON_DEMAND if key in of_one_width else FULL, key
-    for tier, tile, cluster, mainloop in _DIVIDED_TILES.get(layouts, ()):
-        wide_f16 = a is D.F16 and tile[1] > 64
-        yield ON_DEMAND if wide_f16 else tier, _gemm_sm90(a, D.F32, turned, tile, cluster, mainloop, layout_d=COLUMN)
+    for types, tile, cluster, mainloop in _DIVIDED_TILES[layouts]:
+        yield (
+            FULL if a in types else ON_DEMAND,
+            _gemm_sm90(a, D.F32, turned, tile, cluster, mainloop, layout_d=COLUMN),
+        )
     if layouts == "rc":
         # Without these others take at most 0.15% longer on random shapes.
         for tile in ((128, 144), (256, 144), (256, 192)):

@@ -231,7 +231,10 @@ def test_kernels_of_one_reduction_agree(torch: Any, name: str) -> None:
     for candidate in itertools.chain.from_iterable(map(launches, select.rank(search))):
         plan = from_candidate(request.problem(0), candidate, scales=request.scales(), fusion=request.fusion())
         inputs = [given[slot] for slot in plan.slots[:-1] if slot in given]
-        out = plan(*inputs)
+        # Those of a tree are in it.
+        scaled = request.fusion() is None and request.epilogue.beta != 0
+        factors = {"alpha": request.epilogue.alpha, "beta": request.epilogue.beta} if scaled else {}
+        out = plan(*inputs, **factors)
         key, digest = candidate.key, hash(bits(torch, out).cpu().numpy().tobytes())
         swapped = "swapped " if candidate.formulation.swapped else ""
         slices = f" split {candidate.split_k}" if candidate.split_k > 1 else f" {candidate.width}"

@@ -109,7 +109,7 @@ def test_sums_lie_as_the_result_does(layout: str) -> None:
 def test_slices_cover_every_step_and_fill_waves(key: KernelKey, m: int, n: int, k: int) -> None:
     layouts = {"rc": "rcr", "rr": "rrr", "cr": "crr", "cc": "ccr"}[key.layout_a + key.layout_b]
     if key.layout_d == "c":
-        layouts = {"rc": "rcr", "cc": "rrr"}[key.layout_a + key.layout_b]
+        layouts = {"rc": "rcr", "cc": "rrr", "cr": "crr", "rr": "ccr"}[key.layout_a + key.layout_b]
     covers(key, dense(m + -m % 8, n, k, layouts))
 
 

@@ -10,7 +10,7 @@ from ..epilogue.lower import LINEAR, split
 from ..key import KernelKey
 from ..rules import COMMON_LAYOUTS, HALF_TYPES, SPLIT, Status, no, supports_gemm
 from . import dsmem_sm90
-from .base import ON_DEMAND, Cell, Family
+from .base import FULL, ON_DEMAND, Cell, Family
 
 D = CutlassDtype
 
@@ -63,8 +63,8 @@ def cells(arch: SmArch) -> Iterator[Cell]:
     for a in HALF_TYPES:
         for layouts in COMMON_LAYOUTS:
             for pair, ranks in CLUSTERS:
-                # Slices of K side by side are faster nearly everywhere: without these random shapes lose 0.01%.
-                yield ON_DEMAND, cell(a, layouts, pair, ranks)
+                # Slices of K side by side are faster unless D's rows are not aligned, or there are batches.
+                yield FULL if a is D.BF16 and layouts == "rc" else ON_DEMAND, cell(a, layouts, pair, ranks)
 
 
 FAMILY = Family(

@@ -465,7 +465,9 @@ def test_a_kernel_has_the_reason_of_the_form_that_it_comes_closest_to(monkeypatc
     request = GemmRequest(GemmShape(63, 65, 67), dtype=D.BF16, arch=SmArch.SM90A)
     cells = [key for key in expand("full", [SmArch.SM90A]) if (key.op, key.a, key.d) == ("gemm", D.BF16, D.BF16)]
     alike = [
-        key for key in cells if (key.epilogue, key.layout_a, key.layout_b) == ("lc", "r", "r") and key.align_a == 8
+        key
+        for key in cells
+        if (key.epilogue, key.layout_a, key.layout_b, key.layout_d) == ("lc", "r", "r", "r") and key.align_a == 8
     ]
     fake_table.install(monkeypatch, [fake_table.row(key) for key in alike])
     told = explain(request, jit="off")

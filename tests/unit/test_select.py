@@ -81,9 +81,9 @@ def test_every_layout_is_served(layouts: str, dtype: D) -> None:
     problem = _problem(64, 64, 64, dtype=dtype, layouts=layouts, math="ieee" if dtype is D.F32 else "default")
     candidate = select.choose(GemmSearch(problem, H200), backend="prebuilt")
     key, v = candidate.info.key, candidate.formulation
-    assert v.swapped is (layouts[2] == "c")
-    served = (v.layout_a, v.layout_b)
     flipped = {"r": "c", "c": "r"}
+    assert v.layout_d == (flipped[layouts[2]] if v.swapped else layouts[2])
+    served = (v.layout_a, v.layout_b)
     assert served == ((flipped[layouts[1]], flipped[layouts[0]]) if v.swapped else tuple(layouts[:2]))
     assert (key.layout_a, key.layout_b) == served
     assert (key.a, key.d) == (dtype, dtype)
@@ -647,7 +647,7 @@ def test_an_explanation_is_json() -> None:
 
 @pytest.mark.usefixtures("full_table", "no_gpu")
 def test_rewrites_and_fallbacks_are_noted() -> None:
-    notes = " ".join(explain(_request(layout_c=GemmLayout.COL_MAJOR)).notes)
+    notes = " ".join(explain(_request(dtype=D.F64, layout_c=GemmLayout.COL_MAJOR)).notes)
     assert "D^T = B^T A^T" in notes
     notes = " ".join(explain(_request(shape=GemmShape(630, 650, 1670))).notes)
     assert "a is copied first, into rows of whole vectors" in notes

@@ -243,9 +243,10 @@ class GemmSearch(ProductSearch):
                 or self.closest(target)
             )
             return UnsupportedError(f"no kernel of the matrix serves this problem on {target.value}: {reason}")
+        given = next(variant for variant in self.formulations[-1] if not variant.swapped)
         return KernelNotFoundError(
             f"no kernel in the table serves {problem.a.dtype.value} ({problem.math}) -> {problem.d.dtype.value}, "
-            f"layouts {wanted.layout_a}{wanted.layout_b}{wanted.layout_d}, on {target.value}; {wanted.name} would: "
+            f"layouts {given.layout_a}{given.layout_b}{given.layout_d}, on {target.value}; {wanted.name} would: "
             f"{select.remedy(self, wanted)}"
         )
 

@@ -53,7 +53,7 @@ def test_every_cell(key: KernelKey, torch: Any) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("layouts", ["rr", "cc"])
+@pytest.mark.parametrize("layouts", ["rr", "cc", "cr"])
 def test_products_of_copied_operands(layouts: str, shared: bool, torch: Any) -> None:
     """Integers, whose sums are exact; large enough to be worth a copy, with extents that fill no tile."""
     m, n, k = 2052, 1796, 1028
@@ -78,6 +78,11 @@ def test_products_of_copied_operands(layouts: str, shared: bool, torch: Any) -> 
         ("float16", "cc", (1797, 2048, 1032)),
         ("float32", "rc", (2052, 1797, 1029)),
         ("float32", "cc", (2052, 1796, 1028)),
+        ("float32", "cc", (2052, 1797, 1029)),
+        ("float32", "cr", (1028, 1796, 1029)),
+        ("float32", "cr", (16, 4100, 1032)),
+        ("tf32", "cr", (2052, 1796, 1028)),
+        ("tf32", "cr", (60, 4100, 1032)),
         ("bfloat16", "rc", (517, 1796, 1031)),
         ("float16", "rr", (1031, 516, 1029)),
         ("bfloat16", "rr", (517, 1800, 1027)),
@@ -95,7 +100,8 @@ def test_floats_are_copied_where_it_pays(
         return [formulation for formulation in real(found, device, **how) if formulation.copies]
 
     monkeypatch.setattr(helpers, "with_copies", copied)
-    dtype, (m, n, k) = getattr(torch, name), extents
+    precision, dtype = ("tf32", torch.float32) if name == "tf32" else (None, getattr(torch, name))
+    m, n, k = extents
 
     def matrix(rows: int, columns: int, layout: str) -> Any:
         shape = (batches, rows, columns) if layout == "r" else (batches, columns, rows)
@@ -104,5 +110,5 @@ def test_floats_are_copied_where_it_pays(
         return made[0] if batches == 1 else made
 
     a, b = matrix(m, k, layouts[0]), matrix(k, n, layouts[1])
-    out = ac.gemm(a, b, out_dtype=D.F32)
+    out = ac.gemm(a, b, out_dtype=D.F32, precision=precision)
     assert torch.equal(out.double(), a.double() @ b.double())

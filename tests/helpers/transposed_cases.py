@@ -55,6 +55,28 @@ def case_a_with_columns_is_copied() -> None:
     assert "k=4096" in launches[0]
 
 
+def case_a_with_columns_is_copied_beside_a_row_major_b() -> None:
+    """Which the tensor cores take through registers, in tf32."""
+    copy, product, *_ = tf32(operand("f32", 512, 2048, columns=True), operand("f32", 2048, 4096))
+    assert copy.startswith("cutlass_transpose_f32_to_f32")
+    assert words(copy)["k"] == "512"
+    assert "_nnn_" in product
+    assert words(product)["b"] == words(copy)["d"]
+
+
+def case_both_operands_of_8_bits_are_copied() -> None:
+    *copies, product = noted(lambda: ac.gemm(operand("i8", 2048, 1008, columns=True), operand("i8", 1008, 4096)))
+    assert [words(copy)["k"] for copy in copies] == ["4096", "2048"]
+    assert words(product)["lda"] == words(product)["ldb"] == "1008"
+
+
+def case_f32_with_columns_of_a_is_copied_for_few_rows() -> None:
+    copy, product, *_ = noted(lambda: ac.gemm(operand("f32", 16, 4096, columns=True), operand("f32", 4096, 4096)))
+    assert words(copy)["k"] == "16"
+    assert "_tt_" in product
+    assert words(product)["a"] == words(copy)["d"]
+
+
 def case_a_copy_has_rows_of_whole_vectors() -> None:
     copy, product = noted(lambda: ac.gemm(operand("i8", 4096, 1000, columns=False), operand("i8", 1000, 4096)))
     assert copy.startswith("cutlass_transpose_s8_to_s8")

@@ -79,6 +79,18 @@ def test_one_reduction_serves_every_number_of_rows(
     assert found.generation == "sm90" if aligned else True
 
 
+@pytest.mark.parametrize("layout_b", [ROW, COLUMN])
+@pytest.mark.parametrize("dtype", [D.BF16, D.F32, D.TF32, D.I8])
+@pytest.mark.parametrize(("n", "k"), [(512, 512), (516, 516), (4096, 4096)])
+def test_copies_are_made_for_every_number_of_rows_or_none(dtype: D, layout_b: GemmLayout, n: int, k: int) -> None:
+    """Of a column-major A, of which many rows are worth a copy and few are not."""
+    found = set()
+    for rows in (16, 64, 128, 512, 4096):
+        search = search_of(shape=GemmShape(rows, n, k), dtype=dtype, layout_a=COLUMN, layout_b=layout_b)
+        found |= {select.reduction(search), *(reduction_of(candidate.key) for candidate in select.rank(search))}
+    assert len(found) == 1
+
+
 @pytest.mark.parametrize("fast_accum", [False, True])
 @pytest.mark.parametrize("scaling", [None, "tensor", "vector", "block"])
 def test_fp8(scaling: str | None, fast_accum: bool) -> None:

@@ -5,9 +5,10 @@ computes the slices in parallel, another adds them up. Slices are equally many s
 of K are zeros. Slices are added in the order of K, so that results are reproducible.
 
 Operands are copied on sm_90. Transposed, for kernels that read only the other layout, or read it faster: WGMMA reads
-8-bit types and tf32 contiguous along K only, FFMA kernels that load single elements are faster if no operand is, TMA
-needs rows of whole vectors, which f16 and bf16 may have along K even if M or N is odd, and kernels for few rows read
-those along K. Or with padded rows, where those of f16 and bf16 are no whole vectors otherwise, as where K is odd.
+8-bit types and tf32 contiguous along K only, FFMA kernels have most tiles for a row-major A and are faster without
+vector loads if B is not contiguous along K, TMA needs rows of whole vectors, which f16 and bf16 may have along K even
+if M or N is odd, and kernels for few rows read those along K. Or with padded rows, where those of f16 and bf16 are no
+whole vectors otherwise, as where K is odd.
 """
 
 from __future__ import annotations
@@ -120,56 +121,94 @@ def add_divided(
         steps.launch(adder, result | {"slices": 1, "a": zeros}, when=NO_PRODUCT)
 
 
-def with_copies(found: Iterable[GemmFormulation], device: Device, *, few: bool) -> list[GemmFormulation]:
+def with_copies(found: Iterable[GemmFormulation], device: Device, *, batch_invariant: bool) -> list[GemmFormulation]:
     """The formulations, followed by those in which an operand is copied first, or both are.
 
     Args:
         found: formulations.
         device: the GPU.
-        few: whether kernels for few rows may be taken: batch-invariant calls have none.
+        batch_invariant: whether all numbers of rows must have the same formulations, which determine their reduction.
     """
     found = list(found)
     if device.capability == (9, 0):
-        copied = (_copied(formulation, few=few) for formulation in found)
+        copied = (_copied(formulation, of_all_rows=batch_invariant) for formulation in found)
         found += [formulation for formulation in copied if formulation is not None]
     return found
 
 
-def _copied(formulation: GemmFormulation, *, few: bool) -> GemmFormulation | None:
-    """The formulation with operands copied first, where that may be faster; None where it is not, or cannot be."""
+def _copied(formulation: GemmFormulation, *, of_all_rows: bool) -> GemmFormulation | None:
+    """The formulation with operands copied first, where that may be faster; None where it is not, or cannot be.
+
+    With `of_all_rows` whether it is does not depend on the number of rows.
+    """
     problem = formulation.problem
     dtype, bits = problem.a.dtype, problem.a.dtype.bits
     if problem.b.dtype.bits != bits or formulation.batches.count > GRID_BATCHES:
         return None
-    along_k = formulation.layout_a == ROW, formulation.layout_b == COLUMN
-    line = transpose.VECTOR_BYTES * 8 // bits
     if (dtype, problem.math) == (CutlassDtype.F32, "ieee"):
-        # FFMA kernels without vector loads are slow on operands that are contiguous along K. Copies of A do not pay.
-        products = formulation.m * formulation.n * formulation.k
-        vectors = along_k[0] and min(formulation.align_a, formulation.align_b) >= line
-        if along_k[1] and formulation.layout_d == ROW and products >= LEAST_PRODUCTS and not vectors:
-            copied = _copy_of(formulation, first=False)
-            return None if copied is None else copied._replace(align_b=1)  # for any N
-    elif bits == 16:
-        aligned = formulation.align_a == line, formulation.align_b == line
-        if not all(aligned):
-            # Rows that TMA does not read, such as those of odd length. Copies are contiguous along K, for all kernels;
-            # if both are, zeros follow up to a K of whole vectors.
-            odd_k = formulation.k % line != 0
-            made: GemmFormulation | None = formulation
-            for place in range(2):
-                if made is not None and (odd_k or not aligned[place]):
-                    made = _copy_of(made, first=place == 0, transposed=not along_k[place])
-            return made._replace(k=round_up(made.k, line), extended=True) if made is not None and odd_k else made
-        if few and formulation.layout_d == ROW and along_k != (True, True):
-            # Kernels for few rows or columns of D read the few, and A, contiguous along K.
-            first, whole = not along_k[0], formulation.k % line == 0
-            if whole and (formulation.m if first else formulation.n) <= gemm_few_sm90.MOST:
-                return _copy_of(formulation, first=first)
-    elif (bits == 8 or (dtype, problem.math) == (CutlassDtype.F32, "tf32")) and along_k[0] != along_k[1]:
-        # WGMMA reads such operands contiguous along K only.
-        return _copy_of(formulation, first=along_k[1])
+        return _copied_f32(formulation, of_all_rows=of_all_rows)
+    if bits == 16:
+        return _copied_halves(formulation, of_all_rows=of_all_rows)
+    if bits == 8 or (dtype, problem.math) == (CutlassDtype.F32, "tf32"):
+        return _copied_along_k(formulation)
     return None
+
+
+def _copied_f32(formulation: GemmFormulation, *, of_all_rows: bool) -> GemmFormulation | None:
+    """Of IEEE f32: a column-major A, which FFMA kernels read by tiles of one size alone, and B beside single elements.
+
+    Kernels that load single elements are slow where B is contiguous along K; that A is does not pay for a copy.
+    """
+    small = formulation.m * formulation.n * formulation.k < LEAST_PRODUCTS
+    if formulation.layout_d != ROW or (small and not of_all_rows):
+        return None
+    made: GemmFormulation | None = formulation
+    if formulation.layout_a != ROW:
+        made = _copy_of(formulation, first=True)
+    if made is not None and made.layout_b == COLUMN and min(made.align_a, made.align_b) < _line(formulation):
+        made = _copy_of(made, first=False)
+        made = None if made is None else made._replace(align_b=1)  # for any N
+    return None if made is formulation else made
+
+
+def _copied_halves(formulation: GemmFormulation, *, of_all_rows: bool) -> GemmFormulation | None:
+    """Of f16 and bf16: operands whose rows TMA does not read, such as those of odd length, or the few rows.
+
+    Copies are contiguous along K, for all kernels; if both are copies, zeros follow up to a K of whole vectors.
+    """
+    along_k, line = (formulation.layout_a == ROW, formulation.layout_b == COLUMN), _line(formulation)
+    aligned, odd_k = (formulation.align_a == line, formulation.align_b == line), formulation.k % line != 0
+    if not all(aligned):
+        made: GemmFormulation | None = formulation
+        for place in range(2):
+            if made is not None and (odd_k or not aligned[place]):
+                made = _copy_of(made, first=place == 0, transposed=not along_k[place])
+        return made._replace(k=round_up(made.k, line), extended=True) if made is not None and odd_k else made
+    if of_all_rows or formulation.layout_d != ROW or all(along_k) or odd_k:
+        return None
+    # Kernels for few rows or columns of D read the few, and A, contiguous along K.
+    first = not along_k[0]
+    few = (formulation.m if first else formulation.n) <= gemm_few_sm90.MOST
+    return _copy_of(formulation, first=first) if few else None
+
+
+def _copied_along_k(formulation: GemmFormulation) -> GemmFormulation | None:
+    """Of 8-bit types and tf32: operands that are not contiguous along K.
+
+    In tf32 a kernel's first operand may be that beside a copy of the second: it comes through registers.
+    """
+    made: GemmFormulation | None = formulation
+    if formulation.layout_b != COLUMN:
+        made = _copy_of(formulation, first=False)
+    through_registers = formulation.problem.a.dtype.bits != 8 and formulation.layout_b != COLUMN
+    if formulation.layout_a != ROW and made is not None and not through_registers:
+        made = _copy_of(made, first=True)
+    return None if made is formulation else made
+
+
+def _line(formulation: GemmFormulation) -> int:
+    """Elements of a vector."""
+    return transpose.VECTOR_BYTES * 8 // formulation.problem.a.dtype.bits
 
 
 def _copy_of(formulation: GemmFormulation, *, first: bool, transposed: bool = True) -> GemmFormulation | None:
@@ -177,8 +216,7 @@ def _copy_of(formulation: GemmFormulation, *, first: bool, transposed: bool = Tr
 
     None where the kernel that copies does not take the operand.
     """
-    dtype = formulation.problem.a.dtype
-    line, strides = transpose.VECTOR_BYTES * 8 // dtype.bits, formulation.batch_strides
+    dtype, line, strides = formulation.problem.a.dtype, _line(formulation), formulation.batch_strides
     if (formulation.align_a if first else formulation.align_b) < transpose.alignment(dtype):
         return None
     extent, source = (formulation.m, formulation.lda) if first else (formulation.n, formulation.ldb)

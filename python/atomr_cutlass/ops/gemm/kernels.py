@@ -162,7 +162,7 @@ class GemmSearch(ProductSearch):
         # Records of tuning have the numbers of formulations: those with copies come last.
         divided = [] if self.batch_invariant else helpers.divided(problem)
         found = [*super().formulate(problem), *divided]
-        return helpers.with_copies(found, self.device, few=not self.batch_invariant)
+        return helpers.with_copies(found, self.device, batch_invariant=self.batch_invariant)
 
     def rules(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:
         divides = not formulation.divided or gemm_sm80.divides(key) or gemm_sm90.divides(key)

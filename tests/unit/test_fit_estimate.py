@@ -32,7 +32,7 @@ def test_the_correction_of_kernels_is_that_of_its_timings():
     keys = {key.name: key for key in expand("full", [SmArch.SM90A])}
     made = score(read(RESULTS / "2026-11-27-h100-sweep-seed234.json", keys))
     assert made.regret < 0.015
-    assert made.regret_p95 < 0.07
+    assert made.regret_p95 < 0.08
 
 
 def test_the_correction_of_fp8_kernels_chooses_well_among_kernels_of_other_shapes():

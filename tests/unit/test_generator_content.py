@@ -52,6 +52,20 @@ def test_every_cell_has_one_of_its_own() -> None:
     assert len({content.source_digest(key, OURS) for key in keys}) == len(keys)
 
 
+def test_comments_of_macros_are_no_part_of_it(ours: Path) -> None:
+    before = digest(SM90, ours)
+    header = ours / "kernel_abi.h"
+    text = header.read_text()
+    field = "  FIELD(int32_t, swizzle) \\\n"
+    assert field in text
+    header.write_text(
+        text.replace(field, "  /* Of some, \\\n   * and of others */ \\\n  FIELD(int32_t, swizzle) /* here */ \\\n")
+    )
+    assert digest(SM90, ours) == before
+    header.write_text(text.replace(field, "  FIELD(int32_t, swizzles) \\\n"))
+    assert digest(SM90, ours) != before
+
+
 def test_folders_dates_comments_and_blanks_are_no_part_of_it(ours: Path) -> None:
     before = digest(SM90, OURS)
     assert digest(SM90, ours) == before

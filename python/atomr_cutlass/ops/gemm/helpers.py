@@ -183,7 +183,9 @@ def _copied_halves(formulation: GemmFormulation, *, of_all_rows: bool) -> GemmFo
         for place in range(2):
             if made is not None and (odd_k or not aligned[place]):
                 made = _copy_of(made, first=place == 0, transposed=not along_k[place])
-        return made._replace(k=round_up(made.k, line), extended=True) if made is not None and odd_k else made
+        if made is None or not odd_k:
+            return made
+        return made._replace(k=round_up(made.k, line), extended=True, align_a=line, align_b=line)
     if of_all_rows or formulation.layout_d != ROW or all(along_k) or odd_k:
         return None
     # Kernels for few rows or columns of D read the few, and A, contiguous along K.
@@ -193,17 +195,14 @@ def _copied_halves(formulation: GemmFormulation, *, of_all_rows: bool) -> GemmFo
 
 
 def _copied_along_k(formulation: GemmFormulation) -> GemmFormulation | None:
-    """Of 8-bit types and tf32: operands that are not contiguous along K.
+    """Of 8-bit types and tf32: the operand that is not contiguous along K.
 
-    In tf32 a kernel's first operand may be that beside a copy of the second: it comes through registers.
+    If neither is, a kernel's second one of tf32: the first may come through registers then.
     """
-    made: GemmFormulation | None = formulation
-    if formulation.layout_b != COLUMN:
-        made = _copy_of(formulation, first=False)
-    through_registers = formulation.problem.a.dtype.bits != 8 and formulation.layout_b != COLUMN
-    if formulation.layout_a != ROW and made is not None and not through_registers:
-        made = _copy_of(made, first=True)
-    return None if made is formulation else made
+    along_k = formulation.layout_a == ROW, formulation.layout_b == COLUMN
+    if all(along_k) or (formulation.problem.a.dtype.bits == 8 and not any(along_k)):
+        return None
+    return _copy_of(formulation, first=along_k[1])
 
 
 def _line(formulation: GemmFormulation) -> int:
@@ -214,7 +213,8 @@ def _line(formulation: GemmFormulation) -> int:
 def _copy_of(formulation: GemmFormulation, *, first: bool, transposed: bool = True) -> GemmFormulation | None:
     """The formulation with the kernel's first or second operand copied, transposed or with padded rows.
 
-    None where the kernel that copies does not take the operand.
+    Rows of a copy begin at whole vectors, but kernels take no more of K at once than divides it. None where the kernel
+    that copies does not take the operand.
     """
     dtype, line, strides = formulation.problem.a.dtype, _line(formulation), formulation.batch_strides
     if (formulation.align_a if first else formulation.align_b) < transpose.alignment(dtype):
@@ -231,7 +231,8 @@ def _copy_of(formulation: GemmFormulation, *, first: bool, transposed: bool = Tr
     stride = rows * leading if batch_stride else 0
     strides = (stride, *strides[1:]) if first else (strides[0], stride, *strides[2:])
     letter, layout = ("a", ROW if onto_k else COLUMN) if first else ("b", COLUMN if onto_k else ROW)
-    changes: dict[str, Any] = {f"layout_{letter}": layout, f"ld{letter}": leading, f"align_{letter}": line}
+    align = math.gcd(line, formulation.k) if onto_k else line
+    changes: dict[str, Any] = {f"layout_{letter}": layout, f"ld{letter}": leading, f"align_{letter}": align}
     return formulation._replace(copies=(*formulation.copies, copied), batch_strides=strides, **changes)
 
 

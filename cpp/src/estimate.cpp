@@ -659,8 +659,8 @@ std::vector<Model::FewDivision> Model::few_divisions(Kernel const& kernel, Exten
   return found;
 }
 
-// For a kernel for few rows, with the fastest division; with `in_order`, of those that do not divide K. What was timed is
-// corrected.
+// For a kernel for few rows, with the fastest division; with `in_order`, of those that do not divide K. What was timed
+// is corrected.
 Launch Model::few(Kernel const& kernel, Extents const& e, Gpu const& gpu, bool in_order) const {
   bool const along_m = turned(kernel, e.m, e.n);
   bool const bound = (e.settled & (along_m ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED)) != 0;

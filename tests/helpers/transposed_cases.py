@@ -71,14 +71,6 @@ def case_f32_with_columns_of_a_is_copied_for_few_rows() -> None:
     assert words(product)["a"] == words(copy)["d"]
 
 
-def case_kernels_take_no_more_of_k_at_once_than_divides_it() -> None:
-    a, b = operand("f32", 1028, 1029, columns=True), operand("f32", 1029, 1796)
-    copy, product = noted(lambda: ac.gemm(a, b))
-    assert words(copy)["ldd"] == "1032"
-    assert "_align1_" in product
-    assert not any("transpose" in launch for launch in tf32(a, b))  # of TMA's vectors 1029 is no multiple
-
-
 def case_a_copy_has_rows_of_whole_vectors() -> None:
     copy, product = noted(lambda: ac.gemm(operand("i8", 4096, 1000, columns=False), operand("i8", 1000, 4096)))
     assert copy.startswith("cutlass_transpose_s8_to_s8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -57,6 +58,17 @@ def test_kernels_are_of_three_widths() -> None:
     assert not supports(padded(SmArch.SM90A, D.F32))
     assert all(supports(key) for key in keys)
     assert not [key for _, key in cells([SmArch.SM80, SmArch.SM100]) if key.op == "transpose"]
+
+
+@pytest.mark.parametrize("math", ["ieee", "tf32"])
+@pytest.mark.parametrize(("k", "alignment"), [(1028, 4), (1030, 2), (1029, 1)])
+def test_a_copy_is_as_aligned_as_k_is(math: str, k: int, alignment: int) -> None:
+    """Kernels ask K itself to be a multiple of what they load at once along it, whatever follows a row."""
+    every = itertools.chain.from_iterable(GemmSearch(product(512, 516, k, "cr", math=math), H200).formulations)
+    found = [formulation for formulation in every if formulation.copies]
+    assert found
+    for formulation in found:
+        assert (formulation.align_a if formulation.layout_a == "r" else formulation.align_b) == alignment
 
 
 @pytest.mark.parametrize(

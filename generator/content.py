@@ -1,7 +1,8 @@
 """The identity of a kernel's sources: its source in both flavours, the headers of ours, and CUTLASS's.
 
-Two kernels of the same identity, by the same compiler, have the same code. Comments, blank space, the folder of the
-headers and their dates do not count, so that records of a kernel remain valid after changes that do not affect it.
+Two kernels of the same identity, by the same compiler, have the same code. Comments, blank space, where lines of macros
+are continued, the folder of the headers and their dates do not count, so that records of a kernel remain valid after
+changes that do not affect it.
 
 `python -m generator.content CUTLASS OURS` prints the identity of CUTLASS's headers.
 """
@@ -75,7 +76,7 @@ def cutlass_digest(cutlass: Path, ours: Path, digest: str | None = None) -> str:
 
 
 def normalized(text: str) -> str:
-    """C++ without comments, continued lines and superfluous blank space."""
+    """C++ without comments and superfluous blank space, with continued lines joined."""
     text = _COMMENTS.sub(lambda found: found["literal"] or " ", text)
     text = _CONTINUED.sub(lambda found: found["literal"] or " ", text)
     return _SPACES.sub(lambda found: found["literal"] or ("\n" if "\n" in found[0] else " "), text).strip()

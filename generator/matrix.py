@@ -177,7 +177,7 @@ def with_trees(archs: Iterable[SmArch], names: Iterable[str]) -> list[KernelKey]
 
 
 def _kind(key: KernelKey) -> tuple[object, ...]:
-    return (key.op, key.a, key.b, key.d, key.math, key.layout_a, key.layout_b)
+    return (key.op, key.a, key.b, key.d, key.math)
 
 
 def expand(preset: str, archs: Iterable[SmArch]) -> list[KernelKey]:

@@ -194,12 +194,16 @@ def is_fallback(key: KernelKey) -> bool:
 
 
 def serves_usual_case(key: KernelKey, fallback: KernelKey) -> bool:
-    """Whether a kernel serves the problems of a fallback of its op whose operands are aligned."""
-    alike = ("op", "arch", "a", "b", "d", "math", "layout_a", "layout_b", "layout_d", "group_mode", "scale_type")
+    """Whether a kernel serves the problems of a fallback of its op whose operands are aligned, for D or D^T."""
+    alike = ("op", "arch", "a", "b", "d", "math", "group_mode", "scale_type")
+    layouts = key.layout_a, key.layout_b, key.layout_d
+    turned = tuple(ROW if layout == COLUMN else COLUMN for layout in (key.layout_b, key.layout_a, key.layout_d))
     return (
         not is_fallback(key)
         and key.mainloop not in (FEW, SPLIT)
         and all(getattr(key, name) == getattr(fallback, name) for name in alike)
+        and (fallback.layout_a, fallback.layout_b, fallback.layout_d)
+        in (layouts, *([turned] if key.a is key.b else []))
         and key.epilogue in (fallback.epilogue, SCALED if fallback.epilogue == LINEAR else fallback.epilogue)
         # A kernel for strides also serves strides of one.
         and (fallback.stride_support != "strided" or key.stride_support == "strided")

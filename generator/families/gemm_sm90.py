@@ -238,7 +238,8 @@ _SM90_TILES: tuple[tuple[int, tuple[int, int], tuple[int, int], str], ...] = (
 
 # Of f16 and bf16, by the layouts of A and B: tiles of D^T = B^T A^T, which have the rows of D along the side that comes
 # in steps of 16 and is loaded once for two or four thread blocks. Taken by a greedy cover of what random shapes lose
-# without them (docs/performance-log.md, 2026-11-22).
+# without them (docs/performance-log.md, 2026-11-22); of a column-major A two, for calls that compile a kernel at run
+# time.
 _TURNED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...]] = {
     "rc": (
         ((64, 64), (4, 1), "pingpong"),
@@ -344,7 +345,7 @@ _DIVIDED_TILES: dict[str, tuple[tuple[tuple[D, ...], tuple[int, int], tuple[int,
     ),
     "cc": (
         (_NEITHER, (64, 32), (1, 1), "pingpong"),
-        (_BOTH, (64, 64), (1, 1), "pingpong"),
+        (_BF16, (64, 64), (1, 1), "pingpong"),
         (_NEITHER, (64, 128), (4, 1), "pingpong"),
     ),
 }

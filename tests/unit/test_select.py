@@ -75,6 +75,16 @@ LARGE = _problem(4096, 4096, 4096)
 
 
 @pytest.mark.usefixtures("full_table")
+@pytest.mark.parametrize("layouts", ["rcr", "rrr", "crr", "ccr"])
+@pytest.mark.parametrize("dtype", [D.F16, D.BF16])
+@pytest.mark.parametrize(("m", "n", "k"), [(512, 77, 512), (513, 512, 512), (512, 512, 77)])
+def test_halves_of_odd_extents_are_served_in_every_layout(dtype: D, layouts: str, m: int, n: int, k: int) -> None:
+    problem = _problem(m, n, k, dtype=dtype, layouts=layouts)
+    assert select.choose(GemmSearch(problem, H200), backend="prebuilt").info is not None
+    assert select.choose(GemmSearch(problem, H200, batch_invariant=True), backend="prebuilt").info is not None
+
+
+@pytest.mark.usefixtures("full_table")
 @pytest.mark.parametrize("layouts", [a + b + c for a in "rc" for b in "rc" for c in "rc"])
 @pytest.mark.parametrize("dtype", [D.F16, D.BF16, D.F32, D.F64])
 def test_every_layout_is_served(layouts: str, dtype: D) -> None:
@@ -82,7 +92,7 @@ def test_every_layout_is_served(layouts: str, dtype: D) -> None:
     candidate = select.choose(GemmSearch(problem, H200), backend="prebuilt")
     key, v = candidate.info.key, candidate.formulation
     flipped = {"r": "c", "c": "r"}
-    assert v.layout_d == (flipped[layouts[2]] if v.swapped else layouts[2])
+    assert key.layout_d == v.layout_d == (flipped[layouts[2]] if v.swapped else layouts[2])
     served = (v.layout_a, v.layout_b)
     assert served == ((flipped[layouts[1]], flipped[layouts[0]]) if v.swapped else tuple(layouts[:2]))
     assert (key.layout_a, key.layout_b) == served

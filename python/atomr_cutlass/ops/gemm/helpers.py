@@ -139,7 +139,7 @@ def with_copies(found: Iterable[GemmFormulation], device: Device, *, batch_invar
 def _copied(formulation: GemmFormulation, *, of_all_rows: bool) -> GemmFormulation | None:
     """The formulation with operands copied first, where that may be faster; None where it is not, or cannot be.
 
-    With `of_all_rows` whether it is does not depend on the number of rows.
+    With `of_all_rows` the answer is the same for every number of rows, up to the sizes that are copied.
     """
     problem = formulation.problem
     dtype, bits = problem.a.dtype, problem.a.dtype.bits
@@ -155,9 +155,9 @@ def _copied(formulation: GemmFormulation, *, of_all_rows: bool) -> GemmFormulati
 
 
 def _copied_f32(formulation: GemmFormulation, *, of_all_rows: bool) -> GemmFormulation | None:
-    """Of IEEE f32: a column-major A, which FFMA kernels read by tiles of one size alone, and B beside single elements.
+    """Of IEEE f32: a column-major A, which FFMA kernels read by tiles of one size alone, and B where no vectors serve.
 
-    Kernels that load single elements are slow where B is contiguous along K; that A is does not pay for a copy.
+    Kernels that load single elements are slow where B is contiguous along K. A row-major A is never worth a copy.
     """
     small = formulation.m * formulation.n * formulation.k < LEAST_PRODUCTS
     if formulation.layout_d != ROW or (small and not of_all_rows):
@@ -186,6 +186,7 @@ def _copied_halves(formulation: GemmFormulation, *, of_all_rows: bool) -> GemmFo
         if made is None or not odd_k:
             return made
         return made._replace(k=round_up(made.k, line), extended=True, align_a=line, align_b=line)
+    # For few rows alone: other numbers of rows would have other formulations.
     if of_all_rows or formulation.layout_d != ROW or all(along_k) or odd_k:
         return None
     # Kernels for few rows or columns of D read the few, and A, contiguous along K.
@@ -197,7 +198,8 @@ def _copied_halves(formulation: GemmFormulation, *, of_all_rows: bool) -> GemmFo
 def _copied_along_k(formulation: GemmFormulation) -> GemmFormulation | None:
     """Of 8-bit types and tf32: the operand that is not contiguous along K.
 
-    If neither is, a kernel's second one of tf32: the first may come through registers then.
+    If neither is, tf32 copies the kernel's second operand, since the first may come through registers; 8-bit types copy
+    none.
     """
     along_k = formulation.layout_a == ROW, formulation.layout_b == COLUMN
     if all(along_k) or (formulation.problem.a.dtype.bits == 8 and not any(along_k)):
@@ -213,8 +215,8 @@ def _line(formulation: GemmFormulation) -> int:
 def _copy_of(formulation: GemmFormulation, *, first: bool, transposed: bool = True) -> GemmFormulation | None:
     """The formulation with the kernel's first or second operand copied, transposed or with padded rows.
 
-    Rows of a copy begin at whole vectors, but kernels take no more of K at once than divides it. None where the kernel
-    that copies does not take the operand.
+    Rows of a copy begin at whole vectors, but it counts as aligned only as far as K is: kernels ask K itself to be a
+    multiple of what they load. None where the kernel that copies does not take the operand.
     """
     dtype, line, strides = formulation.problem.a.dtype, _line(formulation), formulation.batch_strides
     if (formulation.align_a if first else formulation.align_b) < transpose.alignment(dtype):

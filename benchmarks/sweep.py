@@ -39,7 +39,7 @@ from atomr_cutlass.generator import key_file
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.epilogue.lower import LINEAR, SCALED
-from atomr_cutlass.generator.key import COLUMN, KernelKey, shared_memory
+from atomr_cutlass.generator.key import COLUMN, KernelKey, shared_memory, turned_layouts
 from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.ops.gemm.helpers import sums
 from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch
@@ -86,8 +86,7 @@ class Problem:
 
 def kernels_of(dtype: CutlassDtype, layouts: Sequence[str]) -> list[KernelKey]:
     """The matrix's kernels that products of these layouts may be put to."""
-    turned = {"rc": "rc", "rr": "cc", "cr": "cr", "cc": "rr"}  # the layouts of B^T and A^T
-    read = {*layouts, *(turned[layout] for layout in layouts)}
+    read = {*layouts, *map(turned_layouts, layouts)}
     epilogue = SCALED if dtype is E4M3 else LINEAR
     return [
         key

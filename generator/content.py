@@ -23,8 +23,8 @@ DIGITS = 16
 
 # Quoted text is kept as it is. A digit separator looks like the beginning of a character.
 _LITERAL = r'R"(?P<mark>[^()\s\\]*)\(.*?\)(?P=mark)"|"(?:\\.|[^"\\\n])*"|(?<![0-9A-Fa-f])\'(?:\\.|[^\'\\\n])+\''
-_COMMENTS = re.compile(rf"(?P<literal>{_LITERAL})|//[^\n]*|/\*.*?\*/", re.DOTALL)
-_CONTINUED = re.compile(rf"(?P<literal>{_LITERAL})|\\\n", re.DOTALL)
+# Comments, and the ends of continued lines.
+_IGNORED = re.compile(rf"(?P<literal>{_LITERAL})|//[^\n]*|/\*.*?\*/|\\\n", re.DOTALL)
 _SPACES = re.compile(rf"(?P<literal>{_LITERAL})|\s+", re.DOTALL)
 _INCLUDE = re.compile(r'^ ?# ?include ?"(atomr_cutlass/[^"]+)"', re.MULTILINE)
 
@@ -77,8 +77,7 @@ def cutlass_digest(cutlass: Path, ours: Path, digest: str | None = None) -> str:
 
 def normalized(text: str) -> str:
     """C++ without comments and superfluous blank space, with continued lines joined."""
-    text = _COMMENTS.sub(lambda found: found["literal"] or " ", text)
-    text = _CONTINUED.sub(lambda found: found["literal"] or " ", text)
+    text = _IGNORED.sub(lambda found: found["literal"] or " ", text)
     return _SPACES.sub(lambda found: found["literal"] or ("\n" if "\n" in found[0] else " "), text).strip()
 
 

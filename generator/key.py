@@ -16,6 +16,17 @@ Triple = tuple[int, int, int]
 ROW = "r"
 COLUMN = "c"
 
+
+def flipped(layout: str) -> str:
+    """The layout of the transposed matrix."""
+    return COLUMN if layout == ROW else ROW
+
+
+def turned_layouts(layouts: str) -> str:
+    """The layouts of B^T, A^T and D^T = B^T A^T, given those of A, B and D; of D they may be left out."""
+    return "".join(map(flipped, layouts[1::-1] + layouts[2:]))
+
+
 DIRECT = "direct"
 """The mainloop of kernels that multiply in FMA instructions, without a pipeline of stages."""
 

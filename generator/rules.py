@@ -9,7 +9,7 @@ from .dtypes import CutlassDtype
 from .epilogue.lower import LINEAR, SCALED, SOURCE, has_tree, is_common, is_gated, operand_kinds, split
 from .epilogue.tree import MATRIX, SCALAR, EpilogueVisitorTree
 from .epilogue.tree import ROW as ROW_KIND
-from .key import COLUMN, DIRECT, ROW, KernelKey
+from .key import COLUMN, DIRECT, ROW, KernelKey, turned_layouts
 
 D = CutlassDtype
 
@@ -196,14 +196,13 @@ def is_fallback(key: KernelKey) -> bool:
 def serves_usual_case(key: KernelKey, fallback: KernelKey) -> bool:
     """Whether a kernel serves the problems of a fallback of its op whose operands are aligned, for D or D^T."""
     alike = ("op", "arch", "a", "b", "d", "math", "group_mode", "scale_type")
-    layouts = key.layout_a, key.layout_b, key.layout_d
-    turned = tuple(ROW if layout == COLUMN else COLUMN for layout in (key.layout_b, key.layout_a, key.layout_d))
+    layouts = key.layout_a + key.layout_b + key.layout_d
+    served = (layouts, turned_layouts(layouts)) if key.a is key.b else (layouts,)
     return (
         not is_fallback(key)
         and key.mainloop not in (FEW, SPLIT)
         and all(getattr(key, name) == getattr(fallback, name) for name in alike)
-        and (fallback.layout_a, fallback.layout_b, fallback.layout_d)
-        in (layouts, *([turned] if key.a is key.b else []))
+        and fallback.layout_a + fallback.layout_b + fallback.layout_d in served
         and key.epilogue in (fallback.epilogue, SCALED if fallback.epilogue == LINEAR else fallback.epilogue)
         # A kernel for strides also serves strides of one.
         and (fallback.stride_support != "strided" or key.stride_support == "strided")

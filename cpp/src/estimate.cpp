@@ -190,8 +190,8 @@ Launch Model::by_formula(Kernel const& kernel, Extents const& extents, Gpu const
 }
 
 // Whether kernels like it were timed with problems like this one, in bf16, or in e4m3 with scales of tensors: other
-// layouts, types and scales but those of blocks are taken to be alike. 16-bit kernels for few rows
-// have a correction of their own; kernels that share out K are hardly ever the fastest, and so hardly in the fit.
+// types, and scales but those of blocks, are taken to be alike. 16-bit kernels for few rows have a correction of their
+// own; kernels that share out K are hardly ever the fastest, and so hardly in the fit.
 bool Model::is_corrected(Kernel const& kernel, Extents const& extents) const {
   bool const half = kernel.bits_a == 16 && kernel.mainloop != Mainloop::kFew;
   bool const split = kernel.mainloop == Mainloop::kSplit;

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
 from ..epilogue.lower import COMMON, GATED, GATED_SCALED, LINEAR, SCALED, SCALED_COMMON, has_tree, is_gated
-from ..key import COLUMN, ROW, KernelKey
+from ..key import COLUMN, ROW, KernelKey, turned_layouts
 from ..rules import (
     BLOCKWISE,
     COMMON_LAYOUTS,
@@ -441,7 +441,7 @@ def _half_cells(a: D, layouts: str) -> Iterator[Cell]:
             tier = DEFAULT if a is D.BF16 else ON_DEMAND
         yield tier, _gemm_sm90(a, a, layouts, tile, cluster, mainloop)
     # The layouts of B^T and A^T.
-    turned = {"rc": "rc", "rr": "cc", "cr": "cr", "cc": "rr"}[layouts]
+    turned = turned_layouts(layouts)
     of_one_width = set()
     for types, tile, cluster, mainloop, layout_d in _FITTED_TILES[layouts]:
         put = turned if layout_d == COLUMN else layouts

@@ -13,10 +13,9 @@ import pytest
 
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch
-from atomr_cutlass.arrays.layouts import flipped
 from atomr_cutlass.generator.epilogue.lower import LINEAR, SCALED
 from atomr_cutlass.generator.families import gemm_sm80, gemm_sm90
-from atomr_cutlass.generator.key import COLUMN
+from atomr_cutlass.generator.key import COLUMN, flipped
 from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate

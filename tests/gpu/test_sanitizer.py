@@ -10,10 +10,10 @@ import pytest
 import atomr_cutlass as ac
 from atomr_cutlass import _core
 from atomr_cutlass.arrays import numerics, operands
-from atomr_cutlass.arrays.layouts import MatrixSpec, flipped
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import has_tree
-from atomr_cutlass.generator.key import COLUMN
+from atomr_cutlass.generator.key import COLUMN, flipped
 from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate

@@ -76,6 +76,11 @@ def run(functions: Mapping[str, Any]) -> None:
     print(json.dumps(raised))
 
 
+def arguments(launch: str) -> dict[str, str]:
+    """The arguments of a launch by name, as a GPU that takes notes has them in words."""
+    return dict(word.split("=", 1) for word in launch.split()[1:] if "=" in word)
+
+
 @contextlib.contextmanager
 def no_waiting() -> Iterator[None]:
     """Fails what waits for the GPU, which spoils a capture."""

@@ -26,11 +26,6 @@ def noted(call: Any) -> list[str]:
     return [step for step in call_cases.GPU._steps(()) if step.startswith("cutlass")]
 
 
-def words(launch: str) -> dict[str, str]:
-    """The arguments of a launch by name."""
-    return dict(word.split("=", 1) for word in launch.split()[1:] if "=" in word)
-
-
 def tf32(a: _core.Operand, b: _core.Operand, **options: Any) -> list[str]:
     """The launches of a product in tf32."""
     return noted(functools.partial(ac.gemm, a, b, precision="tf32", **options))
@@ -59,16 +54,16 @@ def case_a_with_columns_is_copied_beside_a_row_major_b() -> None:
     """Which the tensor cores take through registers, in tf32."""
     copy, product, *_ = tf32(operand("f32", 512, 2048, columns=True), operand("f32", 2048, 4096))
     assert copy.startswith("cutlass_transpose_f32_to_f32")
-    assert words(copy)["k"] == "512"
+    assert fake_cases.arguments(copy)["k"] == "512"
     assert "_nnn_" in product
-    assert words(product)["b"] == words(copy)["d"]
+    assert fake_cases.arguments(product)["b"] == fake_cases.arguments(copy)["d"]
 
 
 def case_f32_with_columns_of_a_is_copied_for_few_rows() -> None:
     copy, product, *_ = noted(lambda: ac.gemm(operand("f32", 16, 4096, columns=True), operand("f32", 4096, 4096)))
-    assert words(copy)["k"] == "16"
+    assert fake_cases.arguments(copy)["k"] == "16"
     assert "_tt_" in product
-    assert words(product)["a"] == words(copy)["d"]
+    assert fake_cases.arguments(product)["a"] == fake_cases.arguments(copy)["d"]
 
 
 def case_a_copy_has_rows_of_whole_vectors() -> None:
@@ -104,7 +99,7 @@ def case_odd_rows_are_not_copied() -> None:
 
 def case_operands_of_odd_k_are_both_copied() -> None:
     *copies, product = noted(lambda: ac.gemm(operand("bf16", 4096, 1001), operand("bf16", 1001, 2048)))
-    assert sorted(words(copy)["m"] for copy in copies) == ["1001", "4096"]
+    assert sorted(fake_cases.arguments(copy)["m"] for copy in copies) == ["1001", "4096"]
     assert ["ldd=1008" in copy for copy in copies] == [True, True]
     assert "k=1008 " in product
     assert "lda=1008 ldb=1008" in product

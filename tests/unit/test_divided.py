@@ -15,7 +15,7 @@ from atomr_cutlass import KernelNotFoundError, SmArch
 from atomr_cutlass.arrays.layouts import MatrixSpec, row_major
 from atomr_cutlass.generator.families import gemm_sm80, gemm_sm90
 from atomr_cutlass.generator.families.cast import cast
-from atomr_cutlass.generator.key import KernelKey, shared_memory
+from atomr_cutlass.generator.key import KernelKey, shared_memory, turned_layouts
 from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.ops.conv2d.problem import FPROP, ConvProblem, conv_geometry
@@ -107,10 +107,8 @@ def test_sums_lie_as_the_result_does(layout: str) -> None:
 @pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
 @pytest.mark.parametrize(("m", "n", "k"), [(128, 128, 131072), (267, 656, 16352), (343, 672, 7520), (512, 512, 1032)])
 def test_slices_cover_every_step_and_fill_waves(key: KernelKey, m: int, n: int, k: int) -> None:
-    layouts = {"rc": "rcr", "rr": "rrr", "cr": "crr", "cc": "ccr"}[key.layout_a + key.layout_b]
-    if key.layout_d == "c":
-        layouts = {"rc": "rcr", "cc": "rrr", "cr": "crr", "rr": "ccr"}[key.layout_a + key.layout_b]
-    covers(key, dense(m + -m % 8, n, k, layouts))
+    layouts = key.layout_a + key.layout_b + key.layout_d
+    covers(key, dense(m + -m % 8, n, k, turned_layouts(layouts) if key.layout_d == "c" else layouts))
 
 
 @pytest.mark.parametrize("key", SIMT_CELLS, ids=lambda key: key.name)

@@ -128,11 +128,6 @@ def vector_elements(spec: MatrixSpec, elements: Sequence[int]) -> int:
     return max(1, (value & -value) // spec.dtype.bits)
 
 
-def flipped(layout: str) -> str:
-    """The layout of the transposed matrix."""
-    return COLUMN if layout == ROW else ROW
-
-
 def axes_of(layout: str, axes: Shape = TO_NCHW) -> Shape:
     """The axes by which to permute images; empty where `layout` is NHWC."""
     return () if layout == "nhwc" else axes

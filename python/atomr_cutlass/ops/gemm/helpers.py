@@ -131,36 +131,36 @@ def with_copies(found: Iterable[GemmFormulation], device: Device, *, batch_invar
     """
     found = list(found)
     if device.capability == (9, 0):
-        copied = (_copied(formulation, of_all_rows=batch_invariant) for formulation in found)
+        copied = (_copied(formulation, batch_invariant=batch_invariant) for formulation in found)
         found += [formulation for formulation in copied if formulation is not None]
     return found
 
 
-def _copied(formulation: GemmFormulation, *, of_all_rows: bool) -> GemmFormulation | None:
+def _copied(formulation: GemmFormulation, *, batch_invariant: bool) -> GemmFormulation | None:
     """The formulation with operands copied first, where that may be faster; None where it is not, or cannot be.
 
-    With `of_all_rows` the answer is the same for every number of rows, up to the sizes that are copied.
+    With `batch_invariant` the answer is the same for every number of rows, up to the sizes that are copied.
     """
     problem = formulation.problem
     dtype, bits = problem.a.dtype, problem.a.dtype.bits
     if problem.b.dtype.bits != bits or formulation.batches.count > GRID_BATCHES:
         return None
     if (dtype, problem.math) == (CutlassDtype.F32, "ieee"):
-        return _copied_f32(formulation, of_all_rows=of_all_rows)
+        return _copied_f32(formulation, batch_invariant=batch_invariant)
     if bits == 16:
-        return _copied_halves(formulation, of_all_rows=of_all_rows)
+        return _copied_halves(formulation, batch_invariant=batch_invariant)
     if bits == 8 or (dtype, problem.math) == (CutlassDtype.F32, "tf32"):
         return _copied_along_k(formulation)
     return None
 
 
-def _copied_f32(formulation: GemmFormulation, *, of_all_rows: bool) -> GemmFormulation | None:
+def _copied_f32(formulation: GemmFormulation, *, batch_invariant: bool) -> GemmFormulation | None:
     """Of IEEE f32: a column-major A, which FFMA kernels read by tiles of one size alone, and B where no vectors serve.
 
     Kernels that load single elements are slow where B is contiguous along K. A row-major A is never worth a copy.
     """
     small = formulation.m * formulation.n * formulation.k < LEAST_PRODUCTS
-    if formulation.layout_d != ROW or (small and not of_all_rows):
+    if formulation.layout_d != ROW or (small and not batch_invariant):
         return None
     made: GemmFormulation | None = formulation
     if formulation.layout_a != ROW:
@@ -171,7 +171,7 @@ def _copied_f32(formulation: GemmFormulation, *, of_all_rows: bool) -> GemmFormu
     return None if made is formulation else made
 
 
-def _copied_halves(formulation: GemmFormulation, *, of_all_rows: bool) -> GemmFormulation | None:
+def _copied_halves(formulation: GemmFormulation, *, batch_invariant: bool) -> GemmFormulation | None:
     """Of f16 and bf16: operands whose rows TMA does not read, such as those of odd length, or the few rows.
 
     Copies are contiguous along K, for all kernels; if both are copies, zeros follow up to a K of whole vectors.
@@ -187,7 +187,7 @@ def _copied_halves(formulation: GemmFormulation, *, of_all_rows: bool) -> GemmFo
             return made
         return made._replace(k=round_up(made.k, line), extended=True, align_a=line, align_b=line)
     # For few rows alone: other numbers of rows would have other formulations.
-    if of_all_rows or formulation.layout_d != ROW or all(along_k) or odd_k:
+    if batch_invariant or formulation.layout_d != ROW or all(along_k) or odd_k:
         return None
     # Kernels for few rows or columns of D read the few, and A, contiguous along K.
     first = not along_k[0]

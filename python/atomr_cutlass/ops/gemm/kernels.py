@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from ...arrays import fp4
-from ...arrays.layouts import MatrixSpec, flipped
+from ...arrays.layouts import MatrixSpec
 from ...errors import CutlassError, KernelNotFoundError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
@@ -18,7 +18,7 @@ from ...generator.epilogue import lower
 from ...generator.epilogue.common import common_of, form_of, wider
 from ...generator.families import gemm_few_sm90, gemm_sm80, gemm_sm90
 from ...generator.families.base import DEFAULT
-from ...generator.key import COLUMN, ROW, KernelKey, shared_memory
+from ...generator.key import COLUMN, ROW, KernelKey, flipped, shared_memory
 from ...generator.matrix import cells, is_fp4_supported, supports, with_epilogue
 from ...generator.rules import FEW, FP8_TYPES, NOT_GATED, Status, gemm_types, supports_layouts, supports_tree
 from ...pipeline import devices, estimate, select

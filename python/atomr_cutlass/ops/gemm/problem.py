@@ -8,12 +8,12 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...arrays.layouts import MatrixSpec, View, broadcast_to, flipped, vector_elements, views
+from ...arrays.layouts import MatrixSpec, View, broadcast_to, vector_elements, views
 from ...epilogue.fusion import Fusion, source_number, source_of
 from ...errors import UnsupportedError
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue.lower import epilogue_id, with_source
-from ...generator.key import ROW, Triple
+from ...generator.key import ROW, Triple, flipped
 from ...generator.rules import accumulator
 
 MAX_OUTER = 4096

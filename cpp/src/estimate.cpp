@@ -92,7 +92,7 @@ bool turned(Kernel const& kernel, int64_t m, int64_t n) { return kernel.b_along_
 // One of so many slices of K, which a kernel treats as batches.
 Extents slice(Kernel const& kernel, Extents const& extents, int64_t slices) {
   Extents made = extents;
-  made.divided = false;
+  made.divided = 0;
   made.k = ceil_div(ceil_div(extents.k, kernel.tile[2]), slices) * kernel.tile[2];
   made.batch = slices;
   return made;
@@ -122,7 +122,7 @@ Extents Extents::of(Op op, std::vector<int64_t> const& values) {
     made.moved = values.at(10);
   } else {
     made.lda = extent(values, 4, 0), made.ldb = extent(values, 5, 0);
-    made.divided = values.size() > 6 && values[6] != 0;
+    made.divided = values.size() > 6 ? values[6] : 0;
     made.copied = values.size() > 7 ? extent(values, 7, 0) : 0;
     made.settled = values.size() > 8 ? values[8] : 0;
     made.copies = values.size() > 9 ? values[9] : int64_t(made.copied > 0);
@@ -185,8 +185,8 @@ Launch Model::launch(Kernel const& kernel, Extents const& extents, Gpu const& gp
 // Of a product, without copies.
 Launch Model::by_formula(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                          int64_t slices) const {
-  return extents.divided ? divided(kernel, extents, gpu, shared_bytes, slices)
-                         : product(kernel, extents, gpu, shared_bytes, slices);
+  return extents.divided != 0 ? divided(kernel, extents, gpu, shared_bytes, slices)
+                              : product(kernel, extents, gpu, shared_bytes, slices);
 }
 
 // Whether kernels like it were timed with problems like this one, in bf16, or in e4m3 with scales of tensors: other
@@ -227,7 +227,7 @@ KernelCorrection::Inputs Model::kernel_inputs(Kernel const& kernel, Extents cons
       std::log2(double(kernel.cluster[1])),
       double(kernel.mainloop == Mainloop::kPingpong),
       double(kernel.tile[0] == 192),
-      double(e.divided),
+      double(e.divided != 0),
       std::log2(slices),
       double(kernel.width_step != 0),
       std::min(waves, 8.0),
@@ -267,7 +267,8 @@ KernelSample Model::kernel_sample(Kernel const& kernel, Extents const& extents, 
 
 Launch Model::best(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                    bool whole) const {
-  if (whole) return launch(kernel, extents, gpu, shared_bytes, kernel.mainloop == Mainloop::kFew ? kInOrder : 1);
+  if (whole && extents.divided == 0)
+    return launch(kernel, extents, gpu, shared_bytes, kernel.mainloop == Mainloop::kFew ? kInOrder : 1);
   Launch best{std::numeric_limits<double>::infinity()};
   for (int64_t const count : slices(kernel, extents, gpu)) {
     Launch const tried = launch(kernel, extents, gpu, shared_bytes, count);
@@ -277,7 +278,7 @@ Launch Model::best(Kernel const& kernel, Extents const& extents, Gpu const& gpu,
 }
 
 std::vector<int64_t> Model::slices(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const {
-  if (extents.divided) return divisions(kernel, extents, gpu);
+  if (extents.divided != 0) return divisions(kernel, extents, gpu);
   std::vector<int64_t> found{1};
   if (kernel.op == Op::kGemv) {  // powers of two that leave each thread at least two loads
     int64_t const step = int64_t(kernel.b_along_k ? c_.GEMV_THREADS * 128 / double(kernel.bits_b) : c_.GEMV_ROWS);
@@ -352,14 +353,15 @@ Launch Model::product(Kernel const& kernel, Extents const& extents, Gpu const& g
 // Products whose K is divided into slices side by side, which another kernel adds up
 // ---------------------------------------------------------------------------------------------------------------------
 
-// Those whose tiles fill half a wave or whole ones, the fewest first. Slices are whole steps of the kernel, and all as
-// long.
+// The number that is settled, or those whose tiles fill half a wave or whole ones, the fewest first. Slices are whole
+// steps of the kernel, and all as long.
 std::vector<int64_t> Model::divisions(Kernel const& kernel, Extents const& e, Gpu const& gpu) const {
+  int64_t const steps = ceil_div(e.k, kernel.tile[2]);
+  if (e.divided > 1) return {ceil_div(steps, ceil_div(steps, e.divided))};
   int64_t const blocks = kernel.cluster[0] * kernel.cluster[1], at_once = blocks_at_once(gpu.multiprocessors, blocks);
   int64_t const tiles = saturated(
       saturated(ceil_div(e.m, kernel.tile[0] * kernel.cluster[0]), ceil_div(e.n, kernel.tile[1] * kernel.cluster[1])),
       blocks);
-  int64_t const steps = ceil_div(e.k, kernel.tile[2]);
   int64_t const most =
       std::min(steps / int64_t(c_.DIVIDED_STEPS), int64_t(c_.DIVIDED_MOST_BYTES / (4.0 * double(e.m) * double(e.n))));
   std::vector<int64_t> found;
@@ -520,7 +522,7 @@ double Model::bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu
 double Model::formula_bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const {
   bool const few_or_split = kernel.mainloop == Mainloop::kFew || kernel.mainloop == Mainloop::kSplit;
   if (kernel.op != Op::kGemm || kernel.generation == Generation::kSm80 || few_or_split) return 0.0;
-  if (extents.divided) {
+  if (extents.divided != 0) {
     double least = std::numeric_limits<double>::infinity();
     for (int64_t const count : divisions(kernel, extents, gpu)) {
       double const added = sums(extents, count, kernel.bits_d) * kRounded;

@@ -90,7 +90,7 @@ struct Kernel {
 struct Extents {
   int64_t m, n, k, batch;
   int64_t lda, ldb;
-  bool divided;
+  int64_t divided;  // 1: into as many slices as are best, more: into so many
   int64_t copied, settled, copies;
   int64_t split_k, wide, channels, c, taps, pixels, moved;
 
@@ -138,7 +138,7 @@ class Model {
   // The launch options that are best for a kernel and a problem, with `slices` of K.
   Launch launch(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                 int64_t slices) const;
-  // The same with as many slices as are best; `whole`: K must not be divided, nor inside a kernel.
+  // The same with as many slices as are best; `whole`: K must not be divided further, nor inside a kernel.
   Launch best(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes, bool whole) const;
   // A lower bound of the seconds of `best`: without padding to swizzles and misses of L2, and with the least
   // correction.

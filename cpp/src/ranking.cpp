@@ -22,7 +22,7 @@ std::vector<Ranking::Waiting> Ranking::serving(std::vector<std::vector<int64_t>>
     std::optional<Extents>& of = read.at(size_t(pair.place));
     if (!of) of = Extents::of(kernel.op, extents[size_t(pair.place)]);
     if (kernel.mainloop == Mainloop::kFew && !is_few(kernel, of->m, of->n)) continue;
-    if (of->divided && model_->slices(kernel, *of, gpu_).empty()) continue;
+    if (of->divided != 0 && model_->slices(kernel, *of, gpu_).empty()) continue;
     made.push_back({pair, &*of, 0.0});
   }
   return made;

@@ -67,7 +67,7 @@ def check(torch: Any, call: Any, a: Any, rows: tuple[int, ...] = ROWS) -> None:
 
 
 @pytest.mark.parametrize("columns", [True, False], ids=["rcr", "rrr"])
-@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (264, 8200), (1000, 456)])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (264, 8200), (1000, 456), (512, 16384), (72, 24584)])
 @pytest.mark.parametrize("dtype", [D.BF16, D.F16])
 def test_gemm(torch: Any, dtype: D, n: int, k: int, columns: bool) -> None:
     a, b = matrices(torch, dtype, MOST, n, k, columns=columns)
@@ -77,12 +77,28 @@ def test_gemm(torch: Any, dtype: D, n: int, k: int, columns: bool) -> None:
 @pytest.mark.parametrize(
     ("dtype", "n", "k", "columns"),
     [(D.BF16, 77, 1001, True), (D.F32, 512, 1024, False), (D.TF32, 512, 1024, True), (D.F64, 256, 512, True),
-     (D.I8, 512, 1024, True)],
+     (D.I8, 512, 1024, True), (D.F32, 128, 8192, False), (D.TF32, 256, 7168, True), (D.F64, 64, 8192, True)],
 )  # fmt: skip
 def test_other_types_and_alignments(torch: Any, dtype: D, n: int, k: int, columns: bool) -> None:
     a, b = matrices(torch, dtype, MOST, n, k, columns=columns)
     precision = "tf32" if dtype is D.TF32 else None
     check(torch, lambda x: ac.gemm(x, b, precision=precision, batch_invariant=True, jit="off"), a, (1, 17, 128, 2048))
+
+
+@pytest.mark.parametrize("columns", [True, False], ids=["rcr", "rrr"])
+@pytest.mark.parametrize(("n", "k"), [(256, 7168), (520, 4104), (512, 16384)])
+def test_alpha_and_c(torch: Any, n: int, k: int, columns: bool) -> None:
+    """Of slices the kernel that adds them up multiplies and adds these."""
+    a, b = matrices(torch, D.BF16, MOST, n, k, columns=columns)
+    c = torch.randn(1, n, device="cuda").to(torch.bfloat16).expand(MOST, n).contiguous()
+
+    def call(x: Any) -> Any:
+        return ac.gemm(x, b, c=c[: x.shape[0]], alpha=0.7, beta=-1.3, batch_invariant=True, jit="off")
+
+    check(torch, call, a, (1, 17, 128, 2048))
+    whole = call(a).double()
+    expected = 0.7 * (a.double() @ b.double()) - 1.3 * c.double()
+    assert float((whole - expected).norm() / expected.norm()) < 4e-3
 
 
 @pytest.mark.parametrize("activation", [None, "relu", "silu"])
@@ -94,8 +110,8 @@ def test_epilogues(torch: Any, activation: str | None) -> None:
 
 @pytest.mark.parametrize("fast_accum", [False, True])
 @pytest.mark.parametrize("scaling", [None, "vector", "block"])
-def test_fp8(torch: Any, scaling: str | None, fast_accum: bool) -> None:
-    n, k = 2048, 4096
+@pytest.mark.parametrize(("n", "k"), [(2048, 4096), (256, 8192)])
+def test_fp8(torch: Any, scaling: str | None, fast_accum: bool, n: int, k: int) -> None:
     a, b = matrices(torch, D.F8E4M3, MOST, n, k, columns=True)
     along = {None: None, "vector": 1, "block": -(-k // 128)}[scaling]
     scale_b = {None: None, "vector": (1, n), "block": (-(-k // 128), -(-n // 128))}[scaling]
@@ -117,14 +133,17 @@ def test_gated_and_matmul(torch: Any) -> None:
     a, b = matrices(torch, D.BF16, MOST, 2048, 1024, columns=True)
     if any("gated" in info.name for info in ac.kernels(op="gemm", dtype=D.BF16)):
         check(torch, lambda x: ac.gated_gemm(x, b, batch_invariant=True, jit="off"), a, (1, 17, 128, 2048))
-    weights = b.T.contiguous()
+    for n, k in ((2048, 1024), (256, 8192)):
+        a, b = matrices(torch, D.BF16, MOST, n, k, columns=True)
+        weights = b.T.contiguous()
 
-    def call(x: Any) -> Any:
-        return ac.matmul(
-            ac.MatmulRequest(weights, x, m=2048, n=x.shape[0], k=1024, transa=True, batch_invariant=True, jit="off")
-        )
+        def call(x: Any, weights: Any = weights) -> Any:
+            n, k = weights.shape
+            return ac.matmul(
+                ac.MatmulRequest(weights, x, m=n, n=x.shape[0], k=k, transa=True, batch_invariant=True, jit="off")
+            )
 
-    check(torch, call, a, (1, 17, 128, 2048))
+        check(torch, call, a, (1, 17, 128, 2048))
 
 
 @pytest.mark.parametrize("gradient", [False, True], ids=["fprop", "dgrad"])
@@ -200,6 +219,16 @@ REQUESTS = {
     ),
     "K of an odd number of boxes": ac.GemmRequest(ac.GemmShape(20, 1000, 3136), dtype=D.BF16, layout_b=COLUMN),
     "few columns": ac.GemmRequest(ac.GemmShape(3000, 17, 1096), dtype=D.BF16, layout_b=COLUMN),
+    f"slices of {dtype.value} {layout.value}": ac.GemmRequest(
+        ac.GemmShape(m, n, k), dtype=dtype, layout_b=layout, batch_invariant=True,
+        epilogue=ac.GemmEpilogue(alpha=0.7, beta=-1.3),
+    )
+    for dtype, layout, m, n, k in (
+        (D.BF16, COLUMN, 96, 264, 8200), (D.BF16, ROW, 96, 264, 8200), (D.F16, COLUMN, 300, 64, 16384),
+        (D.TF32, COLUMN, 96, 256, 4112), (D.TF32, ROW, 96, 256, 4112), (D.F32, COLUMN, 96, 128, 4100),
+        (D.F64, COLUMN, 96, 64, 4100), (D.F8E4M3, COLUMN, 96, 256, 8208),
+    )
+} | {
     "results in f32": ac.GemmRequest(ac.GemmShape(33, 1000, 1096), dtype=D.BF16, layout_b=ROW, out_dtype=D.F32),
 }  # fmt: skip
 
@@ -238,7 +267,8 @@ def test_kernels_of_one_reduction_agree(torch: Any, name: str) -> None:
         key, digest = candidate.key, hash(bits(torch, out).cpu().numpy().tobytes())
         swapped = "swapped " if candidate.formulation.swapped else ""
         slices = f" split {candidate.split_k}" if candidate.split_k > 1 else f" {candidate.width}"
-        reduction = None if candidate.split_k > 1 else reduction_of(key)
+        # As many slices are settled for batch-invariant requests alone.
+        reduction = None if candidate.split_k > 1 and not search.batch_invariant else reduction_of(key)
         found[reduction][digest].append(f"{swapped}{key.name}{slices}")
     if not found:
         pytest.skip("the table has no kernel for it")

@@ -30,7 +30,7 @@ from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.ops.gemm.kernels import IN_ORDER, GemmSearch
 from atomr_cutlass.ops.gemm.operation import GemmOperation
 from atomr_cutlass.ops.gemm.problem import GemmProblem
-from atomr_cutlass.pipeline import reduction, select
+from atomr_cutlass.pipeline import reduction, select, tuning
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.reduction import VARIABLE, reduction_of
 from fake_table import A100, H200
@@ -98,6 +98,80 @@ def test_fp8(scaling: str | None, fast_accum: bool) -> None:
         shape=(None, 2048, 1024), dtype=D.F8E4M3, layout_b=COLUMN, scaling=scaling, fast_accum=fast_accum
     )
     assert found.math == ("fast" if fast_accum and scaling != "block" else "default")
+
+
+LONG = ((256, 7168), (512, 16384), (64, 65536), (8, 8192))
+
+
+@pytest.mark.parametrize("layout_b", [ROW, COLUMN])
+@pytest.mark.parametrize("dtype", [D.BF16, D.F16, D.TF32, D.F8E4M3, D.F32, D.F64])
+@pytest.mark.parametrize(("n", "k"), LONG)
+def test_long_k_has_the_same_slices_for_every_number_of_rows(dtype: D, layout_b: GemmLayout, n: int, k: int) -> None:
+    found = set()
+    for rows in (*ROWS, 100000):
+        search = search_of(shape=GemmShape(rows, n, k), dtype=dtype, layout_b=layout_b)
+        ranked = select.rank(search)
+        launches = [launch for each in ranked for launch in (each, *search.launches(each))]
+        assert all(search.helpers(each.formulation) for each in ranked)
+        found |= {(select.reduction(search), launch.split_k, reduction_of(launch.key)) for launch in launches}
+    ((settled, slices, own),) = found
+    assert settled == own._replace(slices=settled.slices)
+    # A kernel's slices are whole steps, so that fewer may cover K.
+    assert 1 < slices <= settled.slices
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"shape": GemmShape(64, 4096, 16384)},
+        {"shape": GemmShape(64, 256, 2048)},
+        {"shape": GemmShape(64, 256, 16384), "layout_c": COLUMN},
+        {"shape": GemmShape(64, 256, 16384, 2)},
+        {"shape": GemmShape(64, 256, 16384), "epilogue": ac.GemmEpilogue(bias=True)},
+    ],
+    ids=["wide", "short", "column-major", "batches", "bias"],
+)
+def test_what_is_added_up_whole(given: dict[str, Any]) -> None:
+    settled = select.reduction(search_of(dtype=D.BF16, layout_b=COLUMN, **given))
+    assert settled is not None
+    assert settled.slices == 1
+
+
+def test_a_row_of_a_padded_result_is_added_up_as_several_are() -> None:
+    """Whose result is dense, alone, but that of several rows is not."""
+
+    def chosen(rows: int, stride: int) -> Any:
+        a, b = MatrixSpec((rows, 8192), (8192, 1), D.BF16, 256), MatrixSpec((8192, 256), (256, 1), D.BF16, 256)
+        d = MatrixSpec((rows, 256), (stride, 1), D.BF16, 256)
+        return select.reduction(GemmSearch(GemmProblem(a, b, None, d, "default", 0), H200, batch_invariant=True))
+
+    assert chosen(1, 264) == chosen(2, 264)
+    assert chosen(1, 256) == chosen(2, 256)
+    assert (chosen(1, 264).slices, chosen(1, 256).slices > 1) == (1, True)
+
+
+def test_without_kernels_that_divide_k_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row for row in fake_table.rows_of() if row.key.op != "gemm" or row.key.d is not D.F32]
+    fake_table.install(monkeypatch, rows)
+    given: dict[str, Any] = {"dtype": D.BF16, "layout_b": COLUMN}
+    found = {select.reduction(search_of(shape=GemmShape(m, 256, 16384), **given)) for m in ROWS}
+    assert [settled.slices for settled in found if settled is not None] == [1]
+    for m in ROWS:
+        assert {each.split_k for each in select.rank(search_of(shape=GemmShape(m, 256, 16384), **given))} == {1}
+
+
+def test_a_named_kernel_and_a_tuned_record_keep_the_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that would compute K whole is passed over."""
+    whole = select.rank(search_of(shape=GemmShape(64, 512, 2048), dtype=D.BF16, layout_b=COLUMN))[0].key
+    search = search_of(shape=GemmShape(64, 512, 16384), dtype=D.BF16, layout_b=COLUMN)
+    search.named = whole
+    assert select.choose(search).split_k > 1
+    first = next(place for place, of in enumerate(search.formulations[1]) if search.supports(whole, of))
+    place, name = len(search.formulations[0]) + first, search.device.name
+    record = tuning.TuneRecord(name, "", whole, place, 1, 1, 0, 5.0, whole.name, 5.0, 1)
+    monkeypatch.setattr(tuning, "find", lambda *_: record)
+    search.named = None
+    assert select.choose(search).split_k > 1
 
 
 def test_epilogues() -> None:

@@ -271,6 +271,36 @@ class Noted(Steps):
         self.noted: list[tuple[str, dict[str, Any], str]] = []
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("layouts", ["rcr", "rrr", "crr"])
+def test_blocks_of_rows(monkeypatch: pytest.MonkeyPatch, layouts: str, swapped: bool) -> None:
+    """Of batch-invariant calls, whose sums would not fit into L2 otherwise."""
+    fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM90A]))
+    monkeypatch.setattr(plans, "Steps", Noted)
+    monkeypatch.setattr(devices, "get", lambda _: H200)
+    m, n, k = 5000, 256, 16384
+    problem = dense(m, n, k, layouts, c=True)
+    ranked = select.rank(GemmSearch(problem, H200, batch_invariant=True))
+    candidate = next(found for found in ranked if found.formulation.swapped is swapped)
+    made, (sums,), zeros, _ = from_candidate(problem, candidate, PlanOptions(alpha=2.0))  # type: ignore[misc]
+    most = sums // (4 * candidate.split_k * n)
+    assert most % helpers.BLOCK_ROWS == 0
+    assert sums <= helpers.BLOCK_BYTES < 2 * sums
+    assert zeros == 4 * most * n
+    assert len(made) == 3 * math.ceil(m / most)
+    letter, extent = ("b", "n") if swapped else ("a", "m")
+    for start, place in zip(range(0, m, most), range(0, len(made), 3), strict=True):
+        (_, product, _), (_, adding, _), (_, nothing, when) = made[place : place + 3]
+        rows = min(most, m - start)
+        assert product[extent] == rows
+        assert product["split_k"] == adding["slices"] == candidate.split_k > 1
+        assert product[letter][2] == start * (2 * k if layouts[0] == "r" else 2)
+        assert product["d"] == adding["a"]
+        assert adding["count"] == nothing["count"] == rows * n
+        assert adding["c"][2] == adding["d"][2] == nothing["d"][2] == 2 * start * n
+        assert when == NO_PRODUCT
+
+
 @pytest.mark.parametrize("layouts", ["rcr", "rrr", "rcc"])
 def test_launches(monkeypatch: pytest.MonkeyPatch, layouts: str) -> None:
     fake_table.install(monkeypatch, fake_table.rows_of(archs=[SmArch.SM90A]))

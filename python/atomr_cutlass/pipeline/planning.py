@@ -246,8 +246,11 @@ def _improve(made: Plan, better: Candidate[F], build: Build[F], device: Device, 
 def _others(search: KernelSearch[F], candidate: Candidate[F], backend: str) -> Iterator[Candidate[F]]:
     """Candidates that may need less workspace: the kernel without slices of K, then others of the table.
 
-    A helper that adds up slices of K takes time without slices too: a kernel that needs one comes last.
+    A helper that adds up slices of K takes time without slices too: a kernel that needs one comes last. There are none
+    where the number of slices is settled.
     """
+    if search.slices(candidate.formulation) > 1:
+        return
 
     def added_up(of: Candidate[F]) -> bool:
         return of.split_k > 1 and bool(search.helpers(of.formulation))

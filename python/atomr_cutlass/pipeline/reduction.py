@@ -32,6 +32,7 @@ class Reduction(NamedTuple):
         warps_k: warps that divide a step among them.
         epilogue: the scaling that the epilogue begins with, and whether its operations are arguments of the launch.
         iteration: the order of a convolution's taps and channels; empty elsewhere.
+        slices: parts of K that are added up by themselves first; they follow from the problem, not from the kernel.
     """
 
     arch: str
@@ -43,10 +44,13 @@ class Reduction(NamedTuple):
     epilogue: str
     op: str
     iteration: str = ""
+    slices: int = 1
 
     def __str__(self) -> str:
         order = f"{self.instruction_k} elements of K at a time in steps of {self.tile_k}"
-        return f"{order}, one after the other ({self.generation} for {self.arch}, {self.math} math, {self.epilogue})"
+        each = f", in each of {self.slices} slices, then these" if self.slices > 1 else ""
+        kind = f"{self.generation} for {self.arch}, {self.math} math, {self.epilogue}"
+        return f"{order}{each}, one after the other ({kind})"
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,10 @@ class KernelSearch(abc.ABC, Generic[F]):
         """The problem that tuned choices are stored under. None: the problem cannot be tuned."""
         return BatchInvariant(self.problem) if self.batch_invariant and self.problem is not None else self.problem
 
+    def slices(self, formulation: F) -> int:
+        """The slices that K is divided into where their number is settled, whatever the rows of D; else 1."""
+        return 1
+
     def of_many_rows(self) -> Sequence[Sequence[F]]:
         """The formulations that every number of rows has: they determine the reduction (`select.reduction`)."""
         return self.formulations

@@ -50,8 +50,18 @@ def unfit(search: KernelSearch[Any], key: KernelKey, shared_bytes: int) -> str:
     """Why a kernel cannot be used: its shared memory or its reduction; empty if it can."""
     if shared_bytes > search.device.shared_memory:
         return "it needs more shared memory than the GPU has"
-    other = search.batch_invariant and (reduction(search) is None or reduction_of(key) != reduction(search))
-    return "its reduction is not that of batch-invariant calls" if other else ""
+    if not search.batch_invariant:
+        return ""
+    settled, own = reduction(search), reduction_of(key)
+    alike = settled is not None and own is not None and own._replace(slices=settled.slices) == settled
+    return "" if alike else "its reduction is not that of batch-invariant calls"
+
+
+def _settled(search: KernelSearch[F], groups: Iterable[Sequence[F]]) -> Iterable[Sequence[F]]:
+    """Groups of formulations; of a batch-invariant problem, those that divide K as its reduction does."""
+    if not search.batch_invariant or (settled := reduction(search)) is None:
+        return groups
+    return [group for group in groups if all(search.slices(of) == settled.slices for of in group)]
 
 
 _KEPT_AT_MOST = 256
@@ -84,7 +94,7 @@ def _helped(search: KernelSearch[F], group: Sequence[F]) -> Sequence[F]:
 def _built(search: KernelSearch[F], *, built_helpers: bool) -> Iterator[tuple[Roster[F], Sequence[F]]]:
     """The rosters of the table's kernels for a problem, one for each group of formulations, and that group."""
     rows = table.rows()
-    for group in search.formulations:
+    for group in _settled(search, search.formulations):
         possible = _helped(search, group) if built_helpers else group
         yield _roster(search, (id(rows), search.arch), rows, _running(search, possible), possible), possible
 
@@ -94,7 +104,7 @@ def _compiled(search: KernelSearch[F]) -> Iterator[tuple[Roster[F], Sequence[F]]
     target = require_target(search)
     if devices.rank_arch(target, search.device, ptx=True) is None:
         return
-    for group in search.formulations:
+    for group in _settled(search, search.formulations):
         for number, keys in enumerate(search.cells(target, group)):
             # A kernel compiled for one problem has the problem's tree and tiles of one width: it compiles in seconds.
             alone = (key for key in keys if not is_common(key.epilogue) and not gemm_sm90.is_for_tables(key))
@@ -141,8 +151,9 @@ def reduction(search: KernelSearch[Any]) -> Reduction | None:
 def _commonest(
     search: KernelSearch[F], group: Sequence[F], ranked: Iterable[tuple[int, KernelKey]]
 ) -> Reduction | None:
+    slices = max(map(search.slices, group), default=1)
     counts = collections.Counter(
-        (suitability, reduction)
+        (suitability, reduction._replace(slices=slices))
         for suitability, key in ranked
         if key.mainloop != FEW  # it serves few rows alone
         and (reduction := reduction_of(key)) is not None
@@ -183,7 +194,7 @@ def best_key(search: KernelSearch[Any]) -> KernelKey:
 def candidate_of(search: KernelSearch[F], key: KernelKey) -> Candidate[F]:
     """The candidate of one key, of the matrix or not."""
     require(supports(key))
-    for group in search.formulations:
+    for group in _settled(search, search.formulations):
         if found := candidates_of(search, key, None, group):
             return found[0]
     raise UnsupportedError(f"{key.name} cannot serve this problem: {search.serves(key).reason}")
@@ -242,7 +253,7 @@ def lacking(search: KernelSearch[Any]) -> KernelSearch[Any]:
 def _preferred(search: KernelSearch[F], *, built: bool, compiling: bool) -> Candidate[F] | None:
     """The kernel that a user has named, else that of the problem's tuned record, if it is available and serves."""
 
-    def obtainable(key: KernelKey, groups: Sequence[Sequence[F]]) -> Iterator[Candidate[F]]:
+    def obtainable(key: KernelKey, groups: Iterable[Sequence[F]]) -> Iterator[Candidate[F]]:
         if search.arch not in (None, key.arch) or unfit(search, key, shared_memory(key)):
             return
         rows = (info for info in (table.rows() if built else ()) if info.key == key)
@@ -253,13 +264,13 @@ def _preferred(search: KernelSearch[F], *, built: bool, compiling: bool) -> Cand
                 yield from candidates_of(search, key, info, group if compiling else _helped(search, group))
 
     if search.named is not None:
-        for candidate in obtainable(search.named, search.formulations):
+        for candidate in obtainable(search.named, _settled(search, search.formulations)):
             return dataclasses.replace(candidate, named=True)
     problem = search.tuned_problem
     if problem is None or not (record := tuning.find(search.device.name, problem)):
         return None
     measured = [*itertools.chain.from_iterable(search.formulations)][record.formulation : record.formulation + 1]
-    for candidate in obtainable(record.key, [measured]):
+    for candidate in obtainable(record.key, _settled(search, [measured])):
         for launch in search.launches(candidate) if record.width in search.widths(candidate) else ():
             if launch.options[:-1] == record.options[:-1]:
                 seconds = record.microseconds / 1e6

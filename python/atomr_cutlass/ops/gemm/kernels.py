@@ -63,17 +63,17 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         self.problem = self._problems[-1]
         self.formulations = self._formulate_all(self._problems)
 
-    def formulate(self, problem: GemmProblem) -> Sequence[GemmFormulation]:
-        """The formulations of a problem for the operation's kernels."""
-        return formulations(problem)
+    def formulate(self, problem: GemmProblem) -> list[Sequence[GemmFormulation]]:
+        """The formulations of a problem for the operation's kernels, in groups."""
+        return [formulations(problem)]
 
     def _formulate_all(self, problems: Sequence[GemmProblem]) -> list[Sequence[GemmFormulation]]:
         """The formulations of each problem; problems before the last are left out where kernels cannot read them."""
         groups: list[Sequence[GemmFormulation]] = []
         for problem in problems[:-1]:
             with contextlib.suppress(UnsupportedError):
-                groups.append(self.formulate(problem))
-        return [*groups, self.formulate(problems[-1])]
+                groups += self.formulate(problem)
+        return [*groups, *self.formulate(problems[-1])]
 
     def matches(self, key: KernelKey, formulation: GemmFormulation) -> Status:
         return checked(self.rules(key, formulation))
@@ -135,7 +135,8 @@ class ProductSearch(KernelSearch[GemmFormulation]):
     def launches(self, candidate: GemmCandidate) -> Iterable[GemmCandidate]:
         stream_k = candidate.key.scheduler == "streamk"
         extents = candidate.formulation.extents
-        of_model = (1,) if self.batch_invariant else estimate.slices(candidate.key, extents, self.device)
+        whole = self.batch_invariant and not candidate.formulation.divided
+        of_model = (1,) if whole else estimate.slices(candidate.key, extents, self.device)
         slices = STREAM_K_SLICES if stream_k else of_model
         made = super().launches(candidate)
         if candidate.key.mainloop == FEW:
@@ -158,11 +159,20 @@ class GemmSearch(ProductSearch):
 
     op = OP
 
-    def formulate(self, problem: GemmProblem) -> Sequence[GemmFormulation]:
+    def formulate(self, problem: GemmProblem) -> list[Sequence[GemmFormulation]]:
+        """In one group, or for batch-invariant problems of long K in two: in slices first, then whole."""
+        groups = super().formulate(problem)
+        if self.batch_invariant:
+            several = _with_rows(problem) if problem.m == 1 else problem
+            if (slices := helpers.settled_slices(several, self.device)) > 1:
+                groups.insert(0, helpers.in_slices(problem, slices))
+        else:
+            groups = [[*groups[0], *helpers.divided(problem)]]
         # Records of tuning have the numbers of formulations: those with copies come last.
-        divided = [] if self.batch_invariant else helpers.divided(problem)
-        found = [*super().formulate(problem), *divided]
-        return helpers.with_copies(found, self.device, batch_invariant=self.batch_invariant)
+        return [helpers.with_copies(group, self.device, batch_invariant=self.batch_invariant) for group in groups]
+
+    def slices(self, formulation: GemmFormulation) -> int:
+        return formulation.slices or 1
 
     def rules(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:
         divides = not formulation.divided or gemm_sm80.divides(key) or gemm_sm90.divides(key)

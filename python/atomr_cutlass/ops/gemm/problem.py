@@ -154,6 +154,7 @@ class GemmFormulation(NamedTuple):
         align_a, align_b, align_d: elements.
         problem: the GEMM, with the epilogue of the kernel's key.
         divided: whether the kernel divides K into slices in the accumulator's type, which another kernel adds up.
+        slices: how many, where that is settled; 0 where the model chooses.
         copies: those that the kernel reads in place of operands; the formulation has their layouts, leading dimensions
             and alignments.
         extended: whether zeros follow K in both operands' copies: `k` is more than the problem's.
@@ -178,6 +179,7 @@ class GemmFormulation(NamedTuple):
     problem: GemmProblem
     batches: Batches
     divided: bool = False
+    slices: int = 0
     copies: tuple[Copy, ...] = ()
     extended: bool = False
 
@@ -192,7 +194,8 @@ class GemmFormulation(NamedTuple):
         copied = 0
         for copy in self.copies:
             copied = min(copied + copy.size, MOST)
-        extents = self.m, self.n, self.k, self.batch, self.lda, self.ldb, int(self.divided), copied
+        divided = self.slices or int(self.divided)
+        extents = self.m, self.n, self.k, self.batch, self.lda, self.ldb, divided, copied
         return (*extents, 0, len(self.copies)) if len(self.copies) > 1 else extents
 
 

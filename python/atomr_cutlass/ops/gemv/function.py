@@ -223,10 +223,10 @@ class GemvSearch(ProductSearch):
 
     op = OP
 
-    def formulate(self, problem: GemmProblem) -> Sequence[GemmFormulation]:
+    def formulate(self, problem: GemmProblem) -> list[Sequence[GemmFormulation]]:
         """The formulations for each layout of the matrix with the vectors as columns, which have any stride."""
         made = formulations(problem)
-        return [each for each in made if not each.swapped and each.layout_a == each.layout_d == COLUMN]
+        return [[each for each in made if not each.swapped and each.layout_a == each.layout_d == COLUMN]]
 
     def reason(self) -> str:
         problem = self.problem

@@ -219,6 +219,8 @@ REQUESTS = {
     ),
     "K of an odd number of boxes": ac.GemmRequest(ac.GemmShape(20, 1000, 3136), dtype=D.BF16, layout_b=COLUMN),
     "few columns": ac.GemmRequest(ac.GemmShape(3000, 17, 1096), dtype=D.BF16, layout_b=COLUMN),
+    "results in f32": ac.GemmRequest(ac.GemmShape(33, 1000, 1096), dtype=D.BF16, layout_b=ROW, out_dtype=D.F32),
+} | {
     f"slices of {dtype.value} {layout.value}": ac.GemmRequest(
         ac.GemmShape(m, n, k), dtype=dtype, layout_b=layout, batch_invariant=True,
         epilogue=ac.GemmEpilogue(alpha=0.7, beta=-1.3),
@@ -228,8 +230,6 @@ REQUESTS = {
         (D.TF32, COLUMN, 96, 256, 4112), (D.TF32, ROW, 96, 256, 4112), (D.F32, COLUMN, 96, 128, 4100),
         (D.F64, COLUMN, 96, 64, 4100), (D.F8E4M3, COLUMN, 96, 256, 8208),
     )
-} | {
-    "results in f32": ac.GemmRequest(ac.GemmShape(33, 1000, 1096), dtype=D.BF16, layout_b=ROW, out_dtype=D.F32),
 }  # fmt: skip
 
 

@@ -253,9 +253,7 @@ def test_kernels_of_one_reduction_agree(torch: Any, name: str) -> None:
     given = {"a": a, "b": b}
     for slot in slots[2:-1]:
         spec = slot.specs[0]
-        given[slot.name] = torch.rand(spec.shape, device="cuda").to(
-            torch.bfloat16 if spec.dtype is D.BF16 else torch.float32
-        )
+        given[slot.name] = torch.rand(spec.shape, device="cuda").to(getattr(torch, TYPES[spec.dtype]))
     found: dict[Any, dict[Any, list[str]]] = defaultdict(lambda: defaultdict(list))
     for candidate in itertools.chain.from_iterable(map(launches, select.rank(search))):
         plan = from_candidate(request.problem(0), candidate, scales=request.scales(), fusion=request.fusion())

@@ -185,18 +185,20 @@ Launch Model::launch(Kernel const& kernel, Extents const& extents, Gpu const& gp
 // Of a product, without copies.
 Launch Model::by_formula(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                          int64_t slices) const {
-  return extents.divided != 0 ? divided(kernel, extents, gpu, shared_bytes, slices)
-                              : product(kernel, extents, gpu, shared_bytes, slices);
+  bool const side_by_side = extents.divided != 0 && kernel.mainloop != Mainloop::kSliced;
+  return side_by_side ? divided(kernel, extents, gpu, shared_bytes, slices)
+                      : product(kernel, extents, gpu, shared_bytes, slices);
 }
 
 // Whether kernels like it were timed with problems like this one, in bf16, or in e4m3 with scales of tensors: other
 // types, and scales but those of blocks, are taken to be alike. 16-bit kernels for few rows have a correction of their
-// own; kernels that share out K are hardly ever the fastest, and so hardly in the fit.
+// own; kernels that share out K are hardly ever the fastest, and those that add it up in slices serve batch-invariant
+// calls alone, and so they are hardly in the fit.
 bool Model::is_corrected(Kernel const& kernel, Extents const& extents) const {
   bool const half = kernel.bits_a == 16 && kernel.mainloop != Mainloop::kFew;
-  bool const split = kernel.mainloop == Mainloop::kSplit;
+  bool const rare = kernel.mainloop == Mainloop::kSplit || kernel.mainloop == Mainloop::kSliced;
   return corrected_ && kernel.op == Op::kGemm && kernel.generation == Generation::kSm90 && (half || kernel.fp8) &&
-         !split && !kernel.block_scaled && !kernel.stream_k && !kernel.nosmem && extents.batch == 1 &&
+         !rare && !kernel.block_scaled && !kernel.stream_k && !kernel.nosmem && extents.batch == 1 &&
          extents.copied == 0;
 }
 
@@ -522,7 +524,7 @@ double Model::bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu
 double Model::formula_bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const {
   bool const few_or_split = kernel.mainloop == Mainloop::kFew || kernel.mainloop == Mainloop::kSplit;
   if (kernel.op != Op::kGemm || kernel.generation == Generation::kSm80 || few_or_split) return 0.0;
-  if (extents.divided != 0) {
+  if (extents.divided != 0 && kernel.mainloop != Mainloop::kSliced) {
     double least = std::numeric_limits<double>::infinity();
     for (int64_t const count : divisions(kernel, extents, gpu)) {
       double const added = sums(extents, count, kernel.bits_d) * kRounded;

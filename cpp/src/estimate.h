@@ -41,7 +41,7 @@ struct Gpu {
 };
 
 enum class Generation { kSm80, kSm90, kSm100, kSm120 };
-enum class Mainloop { kOther, kFew, kSplit, kPingpong, kTwoSm, kTwoStage };
+enum class Mainloop { kOther, kFew, kSplit, kSliced, kPingpong, kTwoSm, kTwoStage };
 enum class Math { kDefault, kFast, kIeee, k3xTf32, kOther };
 
 // The properties of a kernel that the model uses: fields of its key.
@@ -83,7 +83,7 @@ struct Kernel {
 };
 
 // Extents of a problem as a kernel sees it. Products: m, n, k, batches (of a grouped one groups of expected extents),
-// leading dimensions of A and B, whether K is divided into slices that another kernel adds up, bytes of operands that
+// leading dimensions of A and B, whether K is divided into slices or into how many, bytes of operands that
 // are copied before, the operands that launches before do not write (kernel_abi.h), and copies. Convolutions: the
 // implicit GEMM, groups of channels, slices of K, whether the result is cast, channels along K, channels, taps of the
 // filter, pixels, and bytes read and written once.

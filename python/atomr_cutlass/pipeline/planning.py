@@ -246,21 +246,21 @@ def _improve(made: Plan, better: Candidate[F], build: Build[F], device: Device, 
 def _others(search: KernelSearch[F], candidate: Candidate[F], backend: str) -> Iterator[Candidate[F]]:
     """Candidates that may need less workspace: the kernel without slices of K, then others of the table.
 
-    A helper that adds up slices of K takes time without slices too: a kernel that needs one comes last. There are none
-    where the number of slices is settled.
+    A helper that adds up slices of K takes time without slices too: a kernel that needs one comes last. A number of
+    slices that is fixed remains.
     """
-    if search.slices(candidate.formulation) > 1:
-        return
 
     def added_up(of: Candidate[F]) -> bool:
         return of.split_k > 1 and bool(search.helpers(of.formulation))
 
-    whole = dataclasses.replace(candidate, split_k=1)
+    def whole(of: Candidate[F]) -> Candidate[F]:
+        return of if search.slices(of.formulation) > 1 else dataclasses.replace(of, split_k=1)
+
     if candidate.split_k > 1 and not added_up(candidate):
-        yield whole
+        yield whole(candidate)
     if backend != "jit":
         for other in select.rank(search):
             if other.key.scheduler != "streamk" and not added_up(other):
-                yield dataclasses.replace(other, split_k=1)
+                yield whole(other)
     if added_up(candidate):
-        yield whole
+        yield whole(candidate)

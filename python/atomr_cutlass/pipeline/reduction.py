@@ -32,7 +32,8 @@ class Reduction(NamedTuple):
         warps_k: warps that divide a step among them.
         epilogue: the scaling that the epilogue begins with, and whether its operations are arguments of the launch.
         iteration: the order of a convolution's taps and channels; empty elsewhere.
-        slices: parts of K that are added up by themselves first; they follow from the problem, not from the kernel.
+        slices: parts of K that are added up by themselves first, where the problem fixes their number: as many, or
+            fewer of whole steps that come to K.
     """
 
     arch: str
@@ -48,7 +49,7 @@ class Reduction(NamedTuple):
 
     def __str__(self) -> str:
         order = f"{self.instruction_k} elements of K at a time in steps of {self.tile_k}"
-        each = f", in each of {self.slices} slices, then these" if self.slices > 1 else ""
+        each = f", in each of up to {self.slices} slices, then these" if self.slices > 1 else ""
         kind = f"{self.generation} for {self.arch}, {self.math} math, {self.epilogue}"
         return f"{order}{each}, one after the other ({kind})"
 

@@ -124,7 +124,7 @@ class KernelSearch(abc.ABC, Generic[F]):
         return BatchInvariant(self.problem) if self.batch_invariant and self.problem is not None else self.problem
 
     def slices(self, formulation: F) -> int:
-        """The slices that K is divided into where their number is settled, whatever the rows of D; else 1."""
+        """The slices of K where their number is fixed, whatever the rows of D; else 1."""
         return 1
 
     def of_many_rows(self) -> Sequence[Sequence[F]]:

@@ -52,20 +52,28 @@ def unfit(search: KernelSearch[Any], key: KernelKey, shared_bytes: int) -> str:
         return "it needs more shared memory than the GPU has"
     if not search.batch_invariant:
         return ""
-    settled, own = reduction(search), reduction_of(key)
-    alike = settled is not None and own is not None and own._replace(slices=settled.slices) == settled
+    wanted, own = reduction(search), reduction_of(key)
+    alike = wanted is not None and own is not None and own._replace(slices=wanted.slices) == wanted
     return "" if alike else "its reduction is not that of batch-invariant calls"
 
 
-def _settled(search: KernelSearch[F], groups: Iterable[Sequence[F]]) -> Iterable[Sequence[F]]:
-    """Groups of formulations; of a batch-invariant problem, those that divide K as its reduction does."""
-    if not search.batch_invariant or (settled := reduction(search)) is None:
+def _alike(search: KernelSearch[F], groups: Iterable[Sequence[F]]) -> Iterable[Sequence[F]]:
+    """Groups of formulations; of a batch-invariant problem, those with the slices of its reduction."""
+    if not search.batch_invariant or (wanted := reduction(search)) is None:
         return groups
-    return [group for group in groups if all(search.slices(of) == settled.slices for of in group)]
+    return [group for group in groups if all(search.slices(of) == wanted.slices for of in group)]
 
 
 _KEPT_AT_MOST = 256
 _rosters: dict[Hashable, Roster[Any]] = {}
+
+
+def _order(search: KernelSearch[Any]) -> Hashable:
+    """The reduction of the kernels that serve a batch-invariant problem, in however many slices; else empty."""
+    if not search.batch_invariant:
+        return ""
+    wanted = reduction(search)
+    return None if wanted is None else wanted._replace(slices=1)
 
 
 def _roster(
@@ -73,7 +81,7 @@ def _roster(
 ) -> Roster[F]:
     """Cached roster of a source's kernels for a group; holds a reference to `owner`."""
     known = (
-        source, reduction(search) if search.batch_invariant else "", type(search), search.op, search.device,
+        source, _order(search), type(search), search.op, search.device,
         tuple(map(search.op_of, group)), tuple(map(search.traits, group)),
     )  # fmt: skip
     found = _rosters.get(known)
@@ -94,7 +102,7 @@ def _helped(search: KernelSearch[F], group: Sequence[F]) -> Sequence[F]:
 def _built(search: KernelSearch[F], *, built_helpers: bool) -> Iterator[tuple[Roster[F], Sequence[F]]]:
     """The rosters of the table's kernels for a problem, one for each group of formulations, and that group."""
     rows = table.rows()
-    for group in _settled(search, search.formulations):
+    for group in _alike(search, search.formulations):
         possible = _helped(search, group) if built_helpers else group
         yield _roster(search, (id(rows), search.arch), rows, _running(search, possible), possible), possible
 
@@ -104,7 +112,7 @@ def _compiled(search: KernelSearch[F]) -> Iterator[tuple[Roster[F], Sequence[F]]
     target = require_target(search)
     if devices.rank_arch(target, search.device, ptx=True) is None:
         return
-    for group in _settled(search, search.formulations):
+    for group in _alike(search, search.formulations):
         for number, keys in enumerate(search.cells(target, group)):
             # A kernel compiled for one problem has the problem's tree and tiles of one width: it compiles in seconds.
             alone = (key for key in keys if not is_common(key.epilogue) and not gemm_sm90.is_for_tables(key))
@@ -194,7 +202,7 @@ def best_key(search: KernelSearch[Any]) -> KernelKey:
 def candidate_of(search: KernelSearch[F], key: KernelKey) -> Candidate[F]:
     """The candidate of one key, of the matrix or not."""
     require(supports(key))
-    for group in _settled(search, search.formulations):
+    for group in _alike(search, search.formulations):
         if found := candidates_of(search, key, None, group):
             return found[0]
     raise UnsupportedError(f"{key.name} cannot serve this problem: {search.serves(key).reason}")
@@ -264,13 +272,13 @@ def _preferred(search: KernelSearch[F], *, built: bool, compiling: bool) -> Cand
                 yield from candidates_of(search, key, info, group if compiling else _helped(search, group))
 
     if search.named is not None:
-        for candidate in obtainable(search.named, _settled(search, search.formulations)):
+        for candidate in obtainable(search.named, _alike(search, search.formulations)):
             return dataclasses.replace(candidate, named=True)
     problem = search.tuned_problem
     if problem is None or not (record := tuning.find(search.device.name, problem)):
         return None
     measured = [*itertools.chain.from_iterable(search.formulations)][record.formulation : record.formulation + 1]
-    for candidate in obtainable(record.key, _settled(search, [measured])):
+    for candidate in obtainable(record.key, _alike(search, [measured])):
         for launch in search.launches(candidate) if record.width in search.widths(candidate) else ():
             if launch.options[:-1] == record.options[:-1]:
                 seconds = record.microseconds / 1e6

@@ -128,7 +128,8 @@ class ConvSearch(KernelSearch[ConvFormulation]):
         if self._product is not None and not casts:
             # If the convolution loads a matrix of its tree as C, so does the GEMM.
             groups = self._product.formulations[:1] if problem.source is not None else self._product.formulations
-            products = (product for group in groups for product in group if not (product.divided or product.copies))
+            every = (product for group in groups for product in group)
+            products = (each for each in every if not (each.divided or each.slices or each.copies))
             found += [ConvFormulation(rewritten, product=product) for product in products]
         return found
 

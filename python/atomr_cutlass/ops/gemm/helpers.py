@@ -3,7 +3,7 @@
 K is divided into slices for a small D and a long K, where the tiles of D alone leave multiprocessors idle: one kernel
 computes the slices in parallel, another adds them up. Slices are equally many steps of the kernel; steps beyond the end
 of K are zeros. Slices are added in the order of K, so that results are reproducible. Batch-invariant calls have as many
-whatever the rows of D (`settled_slices`), and compute many rows in blocks, whose slices stay in L2.
+whatever the rows of D (`fixed_slices`): of many rows one kernel adds them up one after the other, in the same order.
 
 Operands are copied on sm_90. Transposed, for kernels that read only the other layout, or read it faster: WGMMA reads
 8-bit types and tf32 contiguous along K only, FFMA kernels have most tiles for a row-major A and are faster without
@@ -30,7 +30,7 @@ from ...generator.key import COLUMN, ROW
 from ...generator.rules import FP8_TYPES, HALF_TYPES
 from ...pipeline import devices, estimate, select
 from ...pipeline.devices import Device
-from ...pipeline.plan import NO_PRODUCT, PRODUCT, Address, Steps, bytes_of, moved
+from ...pipeline.plan import NO_PRODUCT, PRODUCT, Address, Steps, bytes_of
 from ...pipeline.search import Candidate, ExactSearch
 from .problem import Copy, GemmFormulation, GemmProblem, formulations
 
@@ -39,16 +39,10 @@ ALIGNMENT = 16
 LEAST_K = 1024
 """The least K that is divided."""
 
-SLICED_COLUMNS = 512
+FIXED_COLUMNS = 1024
 """The most columns of D for which batch-invariant calls divide K."""
-LEAST_SLICE = 1024
-"""The least K of their slices."""
-LEAST_SLICES = 4
-"""The fewest slices that are worth it: adding them up takes a launch, and rereads what they have written."""
-BLOCK_BYTES = 24 << 20
-"""The most bytes of sums in a block of rows."""
-BLOCK_ROWS = 256
-"""Blocks have multiples of these rows: whole tiles."""
+LEAST_SLICES, LEAST_SLICE = 4, 512
+"""The fewest slices that are worth it, and the least K of one."""
 
 GRID_BATCHES = 65535
 """The most batches of a launch that has them along z of its grid: the limit of that extent."""
@@ -83,10 +77,25 @@ def alignments(candidate: Candidate[GemmFormulation], dtype_d: CutlassDtype) -> 
     return a, b, ALIGNMENT * 8 // dtype_d.bits if formulation.divided else key.align_d
 
 
-def divides(whole: GemmProblem) -> bool:
-    """Whether K may be divided: not if it is short, or no kernel adds up such slices."""
+def fixed_slices(problem: GemmProblem, device: Device) -> int:
+    """The slices that batch-invariant calls divide K into, 1 for none: by N, K, the types and the GPU alone.
+
+    As many as give half of the multiprocessors a tile of 64 rows and columns.
+    """
+    halves = problem.a.dtype in HALF_TYPES and problem.d.dtype.bits == 16
+    if not halves or problem.epilogue != LINEAR or problem.n > FIXED_COLUMNS:
+        return 1
+    slices = min(device.multiprocessors // 2 // -(-problem.n // 64), problem.k // LEAST_SLICE)
+    return slices if slices >= LEAST_SLICES else 1
+
+
+def divided(whole: GemmProblem, slices: int = 0) -> list[GemmFormulation]:
+    """The formulations for kernels that divide K, into so many slices or, with 0, as many as the model chooses.
+
+    Empty if K is short, or no kernel adds up such slices.
+    """
     d = whole.d
-    return not (
+    if (
         whole.epilogue not in (LINEAR, SCALED)
         or whole.scale_type
         or whole.quantized
@@ -94,32 +103,13 @@ def divides(whole: GemmProblem) -> bool:
         or whole.k < LEAST_K
         or not (whole.a.dtype in (*HALF_TYPES, *FP8_TYPES, CutlassDtype.F64) or whole.math in ("tf32", "ieee"))
         or (whole.acc, d.dtype) not in PAIRS
+        or max(2, slices) * bytes_of(d.shape, whole.acc) > estimate.DIVIDED_MOST_BYTES
         or d.alignment % ALIGNMENT
         or not any(is_dense(d.shape[-2:][::step], d.strides[-2:][::step]) for step in (1, -1))
         or (whole.c is not None and (whole.c.alignment % ALIGNMENT or whole.c.strides[-2:] != d.strides[-2:]))
-    )
-
-
-def settled_slices(whole: GemmProblem, device: Device) -> int:
-    """The slices that batch-invariant calls divide K into, 1 for none: by N, K and the GPU, whatever the rows of D.
-
-    As many as give each multiprocessor a tile of few rows. `whole` has several rows.
-    """
-    if whole.n > SLICED_COLUMNS or whole.k < LEAST_SLICES * LEAST_SLICE or whole.d.strides[-1] != 1:
-        return 1
-    wanted = min(device.multiprocessors // -(-whole.n // 64), whole.k // LEAST_SLICE)
-    return wanted if wanted >= LEAST_SLICES and divides(whole) else 1
-
-
-def divided(whole: GemmProblem) -> list[GemmFormulation]:
-    """The formulations for kernels that divide K into as many slices as the model chooses, where it may."""
-    fits = 2 * bytes_of(whole.d.shape, whole.acc) <= estimate.DIVIDED_MOST_BYTES
-    return in_slices(whole, 0) if fits and divides(whole) else []
-
-
-def in_slices(whole: GemmProblem, slices: int) -> list[GemmFormulation]:
-    """The formulations for kernels that divide K into so many slices."""
-    sums = dataclasses.replace(whole.d, dtype=whole.acc, alignment=256)
+    ):
+        return []
+    sums = dataclasses.replace(d, dtype=whole.acc, alignment=256)
     found = formulations(dataclasses.replace(whole, c=None, d=sums))
     return [formulation._replace(divided=True, slices=slices, problem=whole) for formulation in found]
 
@@ -137,43 +127,19 @@ def add_divided(
 
     `args` are those of a kernel that does not divide K; with `unmultiplied`, calls may have an alpha of 0.
     """
-    formulation, slices = candidate.formulation, candidate.split_k
-    whole = formulation.problem
+    whole = candidate.formulation.problem
     adder = select.choose(sums(whole.acc, whole.d.dtype, devices.get(whole.device)), backend=backend, jit=jit)
-    most = whole.m
-    if formulation.slices and slices * bytes_of(whole.d.shape, whole.acc) > BLOCK_BYTES:
-        most = max(1, BLOCK_BYTES // (slices * bytes_of((BLOCK_ROWS, whole.n), whole.acc))) * BLOCK_ROWS
+    count = math.prod(whole.d.shape)
     # The kernel that adds up reads vectors of each slice.
-    stride = round_up(min(most, whole.m) * whole.n, ALIGNMENT * 8 // whole.acc.bits)
-    sliced = steps.temporary(slices * stride * whole.acc.bits // 8)
+    stride = round_up(count, ALIGNMENT * 8 // whole.acc.bits)
+    sliced = steps.temporary(candidate.split_k * stride * whole.acc.bits // 8)
     of_slices = {"batch": 1, "c": None, "d": sliced, "alpha": 1.0, "beta": 0.0, "batch_stride_d": stride}
-    for start in (most * number for number in range(-(-whole.m // most))):
-        rows = min(most, whole.m - start)
-        of_rows = _rows(formulation, args, start, rows)
-        steps.launch(candidate, of_rows | of_slices, main=True, when=PRODUCT)
-        result = {"count": rows * whole.n, "slice_stride": stride}
-        result |= {name: of_rows[name] for name in ("c", "d", "alpha", "beta")}
-        steps.launch(adder, result | {"slices": slices, "a": sliced}, when=PRODUCT)
-        if unmultiplied:
-            zeros = steps.zeros(bytes_of((rows, whole.n), whole.acc))
-            steps.launch(adder, result | {"slices": 1, "a": zeros}, when=NO_PRODUCT)
-
-
-def _rows(formulation: GemmFormulation, args: dict[str, Any], start: int, rows: int) -> dict[str, Any]:
-    """The arguments for so many rows of D, which is row-major if these are not all."""
-    whole, swapped = formulation.problem, formulation.swapped
-    if rows == whole.m:
-        return args
-    letter, extent = ("b", "n") if swapped else ("a", "m")
-    along_k = formulation.layout_b == COLUMN if swapped else formulation.layout_a == ROW
-    apart = (formulation.ldb if swapped else formulation.lda) if along_k else 1
-    made = args | {extent: rows, letter: moved(args[letter], start * apart, whole.a.dtype)}
-    if args.get(f"scale_form_{letter}"):
-        made[f"scale_{letter}"] = moved(args[f"scale_{letter}"], start, CutlassDtype.F32)
-    for name in ("c", "d"):
-        if args[name] is not None:
-            made[name] = moved(args[name], start * whole.n, whole.d.dtype)
-    return made
+    steps.launch(candidate, args | of_slices, main=True, when=PRODUCT)
+    result = {"count": count, "slice_stride": stride} | {name: args[name] for name in ("c", "d", "alpha", "beta")}
+    steps.launch(adder, result | {"slices": candidate.split_k, "a": sliced}, when=PRODUCT)
+    if unmultiplied:
+        zeros = steps.zeros(bytes_of(whole.d.shape, whole.acc))
+        steps.launch(adder, result | {"slices": 1, "a": zeros}, when=NO_PRODUCT)
 
 
 def with_copies(found: Iterable[GemmFormulation], device: Device, *, batch_invariant: bool) -> list[GemmFormulation]:

@@ -20,7 +20,7 @@ from ...generator.families import gemm_few_sm90, gemm_sm80, gemm_sm90
 from ...generator.families.base import DEFAULT
 from ...generator.key import COLUMN, ROW, KernelKey, flipped, shared_memory
 from ...generator.matrix import cells, is_fp4_supported, supports, with_epilogue
-from ...generator.rules import FEW, FP8_TYPES, NOT_GATED, Status, gemm_types, supports_layouts, supports_tree
+from ...generator.rules import FEW, FP8_TYPES, NOT_GATED, SLICED, Status, gemm_types, supports_layouts, supports_tree
 from ...pipeline import devices, estimate, select
 from ...pipeline.devices import Device
 from ...pipeline.search import OTHER_OP, Candidate, KernelSearch, Rule, checked, matrix
@@ -120,7 +120,7 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         return (
             problem.a.dtype, problem.b.dtype, formulation.dtype_d, problem.math, problem.epilogue,
             problem.scale_granularity, problem.scale_type, _has_scales(problem), formulation.swapped,
-            formulation.divided, formulation.extended,
+            formulation.divided, formulation.slices > 0, formulation.extended,
             formulation.layout_a, formulation.layout_b, formulation.layout_d,
             formulation.align_a, formulation.align_b, formulation.align_d,
         )  # fmt: skip
@@ -135,7 +135,7 @@ class ProductSearch(KernelSearch[GemmFormulation]):
     def launches(self, candidate: GemmCandidate) -> Iterable[GemmCandidate]:
         stream_k = candidate.key.scheduler == "streamk"
         extents = candidate.formulation.extents
-        whole = self.batch_invariant and not candidate.formulation.divided
+        whole = self.batch_invariant and not candidate.formulation.slices
         of_model = (1,) if whole else estimate.slices(candidate.key, extents, self.device)
         slices = STREAM_K_SLICES if stream_k else of_model
         made = super().launches(candidate)
@@ -160,14 +160,13 @@ class GemmSearch(ProductSearch):
     op = OP
 
     def formulate(self, problem: GemmProblem) -> list[Sequence[GemmFormulation]]:
-        """In one group, or for batch-invariant problems of long K in two: in slices first, then whole."""
+        """In one group; of a batch-invariant problem of long K those in slices come before it."""
         groups = super().formulate(problem)
-        if self.batch_invariant:
-            several = _with_rows(problem) if problem.m == 1 else problem
-            if (slices := helpers.settled_slices(several, self.device)) > 1:
-                groups.insert(0, helpers.in_slices(problem, slices))
-        else:
-            groups = [[*groups[0], *helpers.divided(problem)]]
+        if not self.batch_invariant:
+            groups[0] = [*groups[0], *helpers.divided(problem)]
+        elif (slices := helpers.fixed_slices(problem, self.device)) > 1:
+            one_by_one = [formulation._replace(slices=slices) for formulation in groups[0]]
+            groups.insert(0, [*one_by_one, *helpers.divided(problem, slices)])
         # Records of tuning have the numbers of formulations: those with copies come last.
         return [helpers.with_copies(group, self.device, batch_invariant=self.batch_invariant) for group in groups]
 
@@ -177,6 +176,8 @@ class GemmSearch(ProductSearch):
     def rules(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:
         divides = not formulation.divided or gemm_sm80.divides(key) or gemm_sm90.divides(key)
         yield divides, "it divides K into no slices side by side"
+        one_by_one = formulation.slices > 0 and not formulation.divided
+        yield (key.mainloop == SLICED) is one_by_one, "it does not add up K in the slices of batch-invariant calls"
         # Those begin with what is left of K beyond whole steps: with zeros behind K the order of sums would be another.
         yield not (formulation.extended and key.generation == "sm80"), "it reads operands of this K as they lie"
         yield from super().rules(key, formulation)
@@ -196,7 +197,8 @@ class GemmSearch(ProductSearch):
     def of_many_rows(self) -> Sequence[Sequence[GemmFormulation]]:
         """The formulations for several rows: those of a single row have further layouts and alignments.
 
-        A matrix of one column, which has either layout, is read row by row, whatever the number of rows.
+        A matrix of one column, which has either layout, is read row by row, whatever the number of rows. Slices side by
+        side serve some numbers of rows alone.
         """
         problems = [_with_rows(problem) if problem.m == 1 else problem for problem in self._problems]
 
@@ -208,7 +210,7 @@ class GemmSearch(ProductSearch):
         groups = []
         for group in self._formulate_all(problems):
             preferred = max(map(layouts, group), default=None)  # r after c
-            groups.append([formulation for formulation in group if layouts(formulation) == preferred])
+            groups.append([each for each in group if layouts(each) == preferred and not each.divided])
         return groups
 
     def note(self, formulation: GemmFormulation) -> str:
@@ -218,6 +220,8 @@ class GemmSearch(ProductSearch):
             return "D is column-major: computed as D^T = B^T A^T, which costs nothing"
         else:
             notes = ["computed as D^T = B^T A^T, whose tiles fit better"] if formulation.swapped else []
+        if formulation.slices and not formulation.divided:
+            notes.append("K is added up in slices, one after the other")
         for copy in formulation.copies:
             *_, along_k = helpers.read_copy(formulation, copy)
             along = "K" if along_k else {"a": "M", "b": "N"}[copy.operand]
@@ -263,7 +267,7 @@ class GemmSearch(ProductSearch):
     def nearest(self, arch: SmArch, best: GemmCandidate | None = None) -> KernelKey | None:
         """The matrix's best cell for the problem on an arch, whether or not it is built; `default` before `full`."""
         problem = self.problem if best is None else best.formulation.problem
-        group = next((variants for variants in self.formulations if variants and variants[0].problem == problem), ())
+        group = [each for each in itertools.chain(*self.formulations) if each.problem == problem]
         of_tree = bool(lower.split(problem.epilogue)[1])
         keys = ((DEFAULT, key) for key in cells_of(self.op, arch, problem)) if of_tree else cells([arch])
         found = [

@@ -154,7 +154,7 @@ class GemmFormulation(NamedTuple):
         align_a, align_b, align_d: elements.
         problem: the GEMM, with the epilogue of the kernel's key.
         divided: whether the kernel divides K into slices in the accumulator's type, which another kernel adds up.
-        slices: how many, where that is settled; 0 where the model chooses.
+        slices: the number of slices of K where it is fixed; if the kernel does not divide K, it adds them up itself.
         copies: those that the kernel reads in place of operands; the formulation has their layouts, leading dimensions
             and alignments.
         extended: whether zeros follow K in both operands' copies: `k` is more than the problem's.

@@ -1,0 +1,77 @@
+"""Dense GEMM of the sm90 generation that adds up K in slices, one after the other.
+
+They give the bits of kernels that compute slices side by side (`gemm_sm90.divides`), without a workspace: for the many
+rows of batch-invariant calls.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from ..archs import SmArch
+from ..dtypes import CutlassDtype
+from ..epilogue.lower import LINEAR
+from ..key import KernelKey
+from ..rules import COMMON_LAYOUTS, HALF_TYPES, LAYOUTS, SLICED, Status, no
+from . import gemm_sm90
+from .base import FULL, ON_DEMAND, Cell, Family, tma_key
+
+_SUMS = 96, 64
+"""The most sums of a thread of two warp groups, and of three: it has them twice."""
+
+
+def supports(key: KernelKey) -> Status:
+    """Whether a key of this family compiles without spilling."""
+    whole = gemm_sm90.supports(_whole(key))
+    if not whole:
+        return whole
+    if key.a not in HALF_TYPES or key.epilogue != LINEAR or key.d.bits != 16:
+        return no("kernels that add up K in slices are for f16 and bf16, with the linear epilogue and such results")
+    if (key.epilogue_schedule, key.scheduler, key.stages) != ("tma", "persistent", 0):
+        return no("kernels that add up K in slices have the epilogue tma, the scheduler persistent and 0 stages")
+    three = key.tile[0] == 192
+    most = _SUMS[three]
+    if key.tile[0] * key.tile[1] // (128 * (3 if three else 2)) > most:
+        return no(f"kernels that add up K in slices have each sum twice, of at most {most} a thread")
+    return whole
+
+
+def _whole(key: KernelKey) -> KernelKey:
+    """The kernel that adds up K as a whole."""
+    return dataclasses.replace(key, mainloop="cooperative")
+
+
+def values(key: KernelKey) -> dict[str, str]:
+    """The values of the template."""
+    wrapped = {"fitted": "atomr_cutlass::SlicedCell<", "widths": ">"}
+    return gemm_sm90.values(_whole(key)) | {"include": '#include "atomr_cutlass/gemm_sliced_sm90.h"\n'} | wrapped
+
+
+def cell(a: CutlassDtype, layouts: str, tile: tuple[int, int], cluster: tuple[int, int] = (2, 1)) -> KernelKey:
+    """A key of the family."""
+    return tma_key("gemm", SmArch.SM90A, a, a, layouts, tile, cluster, SLICED)
+
+
+def cells(arch: SmArch) -> Iterator[Cell]:
+    """The cells for one arch."""
+    if arch is not SmArch.SM90A:
+        return
+    for a in HALF_TYPES:
+        for layouts in LAYOUTS:
+            yield FULL if layouts in COMMON_LAYOUTS else ON_DEMAND, cell(a, layouts, (128, 128))
+
+
+FAMILY = Family(
+    op="gemm",
+    generation="sm90",
+    archs=(SmArch.SM90A,),
+    template="gemm_sm90",
+    supports=supports,
+    cells=cells,
+    values=values,
+    compile_seconds=4.5,
+    compile_mb=3600,
+    mainloops=(SLICED,),
+    waits=True,
+)

@@ -185,20 +185,20 @@ Launch Model::launch(Kernel const& kernel, Extents const& extents, Gpu const& gp
 // Of a product, without copies.
 Launch Model::by_formula(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                          int64_t slices) const {
-  bool const side_by_side = extents.divided != 0 && kernel.mainloop != Mainloop::kSliced;
+  bool const side_by_side = extents.divided != 0 && !kernel.sliced;
   return side_by_side ? divided(kernel, extents, gpu, shared_bytes, slices)
                       : product(kernel, extents, gpu, shared_bytes, slices);
 }
 
 // Whether kernels like it were timed with problems like this one, in bf16, or in e4m3 with scales of tensors: other
 // types, and scales but those of blocks, are taken to be alike. 16-bit kernels for few rows have a correction of their
-// own; kernels that share out K are hardly ever the fastest, and those that add it up in slices serve batch-invariant
-// calls alone, and so they are hardly in the fit.
+// own; kernels that share out K are hardly ever the fastest, and so hardly in the fit. One that adds up slices one
+// after the other is taken for the kernel that does not.
 bool Model::is_corrected(Kernel const& kernel, Extents const& extents) const {
   bool const half = kernel.bits_a == 16 && kernel.mainloop != Mainloop::kFew;
-  bool const rare = kernel.mainloop == Mainloop::kSplit || kernel.mainloop == Mainloop::kSliced;
+  bool const split = kernel.mainloop == Mainloop::kSplit;
   return corrected_ && kernel.op == Op::kGemm && kernel.generation == Generation::kSm90 && (half || kernel.fp8) &&
-         !rare && !kernel.block_scaled && !kernel.stream_k && !kernel.nosmem && extents.batch == 1 &&
+         !split && !kernel.block_scaled && !kernel.stream_k && !kernel.nosmem && extents.batch == 1 &&
          extents.copied == 0;
 }
 
@@ -211,7 +211,7 @@ KernelCorrection::Inputs Model::kernel_inputs(Kernel const& kernel, Extents cons
   double const height = double(kernel.tile[0]), width = double(wide);
   double const rows = double(round_up(ceil_div(e.m, kernel.tile[0]), kernel.cluster[0]));
   double const columns = double(round_up(ceil_div(e.n, wide), kernel.cluster[1]));
-  double const slices = double(made.split_k);
+  double const slices = kernel.sliced ? 1.0 : double(made.split_k);
   double const at_once = double(blocks_at_once(gpu.multiprocessors, kernel.cluster[0] * kernel.cluster[1]));
   double const waves = rows * columns * slices / at_once, whole = std::ceil(waves);
   bool const single = whole == 1;
@@ -229,7 +229,7 @@ KernelCorrection::Inputs Model::kernel_inputs(Kernel const& kernel, Extents cons
       std::log2(double(kernel.cluster[1])),
       double(kernel.mainloop == Mainloop::kPingpong),
       double(kernel.tile[0] == 192),
-      double(e.divided != 0),
+      double(e.divided != 0 && !kernel.sliced),
       std::log2(slices),
       double(kernel.width_step != 0),
       std::min(waves, 8.0),
@@ -524,7 +524,7 @@ double Model::bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu
 double Model::formula_bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const {
   bool const few_or_split = kernel.mainloop == Mainloop::kFew || kernel.mainloop == Mainloop::kSplit;
   if (kernel.op != Op::kGemm || kernel.generation == Generation::kSm80 || few_or_split) return 0.0;
-  if (extents.divided != 0 && kernel.mainloop != Mainloop::kSliced) {
+  if (extents.divided != 0 && !kernel.sliced) {
     double least = std::numeric_limits<double>::infinity();
     for (int64_t const count : divisions(kernel, extents, gpu)) {
       double const added = sums(extents, count, kernel.bits_d) * kRounded;

@@ -41,7 +41,7 @@ struct Gpu {
 };
 
 enum class Generation { kSm80, kSm90, kSm100, kSm120 };
-enum class Mainloop { kOther, kFew, kSplit, kSliced, kPingpong, kTwoSm, kTwoStage };
+enum class Mainloop { kOther, kFew, kSplit, kPingpong, kTwoSm, kTwoStage };
 enum class Math { kDefault, kFast, kIeee, k3xTf32, kOther };
 
 // The properties of a kernel that the model uses: fields of its key.
@@ -62,6 +62,7 @@ struct Kernel {
   bool stream_k, nosmem, block_scaled;
   bool common;  // whether the launch chooses its epilogue's tree
   bool gated;  // whether D has one column for two of A B
+  bool sliced;  // whether it adds up slices of K one after the other
   bool slices_in_d;  // whether slices of K may be added up in D
   bool depthwise;  // of a convolution
   std::string iterator, stride_support;

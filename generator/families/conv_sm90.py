@@ -9,7 +9,18 @@ from ..dtypes import CutlassDtype
 from ..epilogue.lower import has_tree
 from ..key import KernelKey
 from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, no
-from .base import FULL, SMOKE, Cell, Family, epilogue_cpp, numbers, static_ints, tma_key, wgmma_instructions
+from .base import (
+    FULL,
+    ON_DEMAND,
+    SMOKE,
+    Cell,
+    Family,
+    epilogue_cpp,
+    numbers,
+    static_ints,
+    tma_key,
+    wgmma_instructions,
+)
 from .conv import LAYOUTS, OPERATIONS, activation_cpp, supports_conv
 
 D = CutlassDtype
@@ -88,7 +99,7 @@ def _fprop(_: SmArch) -> Iterator[Cell]:
         yield FULL, conv_sm90(op, a, a, (128, 64), stages=4)
     yield FULL, conv_sm90(op, D.F32, D.F32, (128, 128))
     for a in FP8_TYPES:
-        yield FULL, conv_sm90(op, a, D.BF16, (128, 128))
+        yield FULL if a is D.F8E4M3 else ON_DEMAND, conv_sm90(op, a, D.BF16, (128, 128))
 
 
 def _dgrad(_: SmArch) -> Iterator[Cell]:

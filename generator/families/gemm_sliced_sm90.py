@@ -17,8 +17,8 @@ from ..rules import COMMON_LAYOUTS, HALF_TYPES, LAYOUTS, SLICED, Status, no
 from . import gemm_sm90
 from .base import FULL, ON_DEMAND, Cell, Family, tma_key
 
-_SUMS = 96, 64
-"""The most sums of a thread of two warp groups, and of three: it has them twice."""
+_MOST_SUMS = 96
+"""The most sums of a thread, which has them twice."""
 
 
 def supports(key: KernelKey) -> Status:
@@ -30,16 +30,17 @@ def supports(key: KernelKey) -> Status:
         return no("kernels that add up K in slices are for f16 and bf16, with the linear epilogue and such results")
     if (key.epilogue_schedule, key.scheduler, key.stages) != ("tma", "persistent", 0):
         return no("kernels that add up K in slices have the epilogue tma, the scheduler persistent and 0 stages")
-    three = key.tile[0] == 192
-    most = _SUMS[three]
-    if key.tile[0] * key.tile[1] // (128 * (3 if three else 2)) > most:
-        return no(f"kernels that add up K in slices have each sum twice, of at most {most} a thread")
+    m, n, _ = key.tile
+    if m not in (64, 128):
+        return no("kernels that add up K in slices have tiles of 64 or 128 rows")
+    if m * n // (128 if m == 64 else 256) > _MOST_SUMS:
+        return no(f"kernels that add up K in slices have each sum twice, of at most {_MOST_SUMS} a thread")
     return whole
 
 
 def _whole(key: KernelKey) -> KernelKey:
-    """The kernel that adds up K as a whole."""
-    return dataclasses.replace(key, mainloop="cooperative")
+    """The kernel that adds up K as a whole. Of 64 rows each tile has a warp group, of 128 two share one."""
+    return dataclasses.replace(key, mainloop="pingpong" if key.tile[0] == 64 else "cooperative")
 
 
 def values(key: KernelKey) -> dict[str, str]:

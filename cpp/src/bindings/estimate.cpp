@@ -63,7 +63,6 @@ std::shared_ptr<Kernel> read_kernel(py::object const& key, bool common, int64_t 
                         text("generation"), Generation::kSm100);
   made->mainloop = named<Mainloop>({{"few", Mainloop::kFew},
                                     {"split", Mainloop::kSplit},
-                                    {"sliced", Mainloop::kSliced},
                                     {"pingpong", Mainloop::kPingpong},
                                     {"2sm", Mainloop::kTwoSm},
                                     {"twostage", Mainloop::kTwoStage}},
@@ -71,8 +70,10 @@ std::shared_ptr<Kernel> read_kernel(py::object const& key, bool common, int64_t 
   made->math = named<Math>(
       {{"default", Math::kDefault}, {"fast", Math::kFast}, {"ieee", Math::kIeee}, {"3xtf32", Math::k3xTf32}},
       text("math"), Math::kOther);
+  made->sliced = text("mainloop") == "sliced";
   made->capability = key.attr("arch").attr("capability").cast<std::pair<int, int>>();
   made->tile = key.attr("tile").cast<std::array<int64_t, 3>>();
+  if (made->sliced && made->tile[0] == 64) made->mainloop = Mainloop::kPingpong;
   made->cluster = key.attr("cluster").cast<std::array<int64_t, 3>>();
   auto const warps = key.attr("warps").cast<std::array<int64_t, 3>>();
   made->warps = warps[0] * warps[1] * warps[2];

@@ -176,11 +176,12 @@ class GemmSearch(ProductSearch):
     def rules(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:
         divides = not formulation.divided or gemm_sm80.divides(key) or gemm_sm90.divides(key)
         yield divides, "it divides K into no slices side by side"
-        one_by_one = formulation.slices > 0 and not formulation.divided
-        yield (key.mainloop == SLICED) is one_by_one, "it does not add up K in the slices of batch-invariant calls"
         # Those begin with what is left of K beyond whole steps: with zeros behind K the order of sums would be another.
         yield not (formulation.extended and key.generation == "sm80"), "it reads operands of this K as they lie"
         yield from super().rules(key, formulation)
+        one_by_one = formulation.slices > 0 and not formulation.divided
+        yield key.mainloop == SLICED or not one_by_one, "it adds up K as a whole"
+        yield key.mainloop != SLICED or one_by_one, "it adds up K in slices, for batch-invariant calls"
 
     def rules_of_extents(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:
         yield from super().rules_of_extents(key, formulation)

@@ -4,6 +4,7 @@
     python benchmarks/sweep.py --seed 30 --classes mid=4 --keys more.jsonl --out sweep.json  # kernels of no matrix too
     ATOMR_CUTLASS_PACKS=full90a.so python benchmarks/sweep.py --seed 30 --out sweep.json  # compiles what the pack lacks
     ATOMR_CUTLASS_PACKS=full90a.so python benchmarks/sweep.py --built --dtype e4m3 --seed 30 --out sweep.json
+    ATOMR_CUTLASS_PACKS=full90a.so python benchmarks/sweep.py --built --multiple 128 --seed 32 --out sweep.json
 
 Of bf16, or of e4m3 with scales of tensors, in fast and in full accumulation. Kernels that are not built are compiled
 first, side by side, or left out (`--built`); timings begin when the last is there. Each is launched as the model would
@@ -206,6 +207,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="JSON file for the sweep")
     parser.add_argument("--seed", type=int, default=30, help="of the draw: an even one, since it is fitted to")
     parser.add_argument("--classes", default="few rows=10,mid=16,large=14,long k=14", help="of shapes, and how many")
+    parser.add_argument("--multiple", type=int, default=1, help="that N and K are of; 128 as in layers of models")
     parser.add_argument("--dtype", choices=("bf16", "e4m3"), default="bf16", help="of A and B")
     parser.add_argument("--layouts", help="of A and B (default: rc,rr; of e4m3 rc)")
     parser.add_argument("--keys", type=Path, help="file of further keys")
@@ -233,7 +235,8 @@ def main() -> int:
     drawn: list[list[Shape]] = []
     for text in arguments.classes.split(","):
         name, _, count = text.partition("=")
-        shapes = draw([name], 3 * int(count), arguments.seed, aligned=True, multiple=128 // dtype.bits)
+        multiple = max(arguments.multiple, 128 // dtype.bits)
+        shapes = draw([name], 3 * int(count), arguments.seed, aligned=True, multiple=multiple)
         drawn.append([shape for shape in shapes if shape.flops <= FLOPS_AT_MOST][: int(count)])
     # The classes by turns, so that a sweep that ends early has some of each.
     placed = ((place / len(shapes), shape) for shapes in drawn for place, shape in enumerate(shapes))

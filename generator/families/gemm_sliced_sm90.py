@@ -7,6 +7,7 @@ rows of batch-invariant calls.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 from ..archs import SmArch
@@ -49,18 +50,22 @@ def values(key: KernelKey) -> dict[str, str]:
     return gemm_sm90.values(_whole(key)) | {"include": '#include "atomr_cutlass/gemm_sliced_sm90.h"\n'} | wrapped
 
 
-def cell(a: CutlassDtype, layouts: str, tile: tuple[int, int], cluster: tuple[int, int] = (2, 1)) -> KernelKey:
+def cell(a: CutlassDtype, layouts: str, tile: tuple[int, int], cluster: tuple[int, int]) -> KernelKey:
     """A key of the family."""
     return tma_key("gemm", SmArch.SM90A, a, a, layouts, tile, cluster, SLICED)
+
+
+_TILES = (((128, 128), (1, 2)), ((64, 128), (1, 2)))
+"""Tiles and clusters; beside slices side by side others gain 2 to 3% (docs/performance-log.md, 2026-11-27)."""
 
 
 def cells(arch: SmArch) -> Iterator[Cell]:
     """The cells for one arch."""
     if arch is not SmArch.SM90A:
         return
-    for a in HALF_TYPES:
-        for layouts in LAYOUTS:
-            yield FULL if layouts in COMMON_LAYOUTS else ON_DEMAND, cell(a, layouts, (128, 128))
+    for a, layouts, tiling in itertools.product(HALF_TYPES, LAYOUTS, _TILES):
+        first = FULL if a is CutlassDtype.BF16 and layouts in COMMON_LAYOUTS else ON_DEMAND
+        yield first, cell(a, layouts, *tiling)
 
 
 FAMILY = Family(

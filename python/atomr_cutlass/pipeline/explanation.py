@@ -177,7 +177,7 @@ def _refused(search: KernelSearch[Any], archs: Sequence[SmArch] = ()) -> tuple[R
     for key, (rank, shared_bytes) in counted.items():
         reason = elsewhere
         if search.arch in (None, key.arch) and rank is not None:
-            reason = search.serves(key).reason or select.unfit(search, key, shared_bytes)
+            reason = select.objection(search, key, shared_bytes)
         if reason:
             found.setdefault(reason, []).append(key)
     refused = (Refused(reason, len(keys), keys[0].name) for reason, keys in found.items())
@@ -192,7 +192,7 @@ def _notes(
         yield "heuristics name this kernel for the request"
     elif search.named is not None:
         key = search.named
-        reason = search.serves(key).reason or select.unfit(search, key, shared_memory(key))
+        reason = select.objection(search, key, shared_memory(key))
         yield f"{key.name}, which heuristics name for the request, is passed over: {reason or 'it cannot be had here'}"
     if best.tuned:
         yield f"tuned: this kernel was measured to be the fastest on {search.device.name}, in that time"

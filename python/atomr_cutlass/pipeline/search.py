@@ -171,9 +171,12 @@ class KernelSearch(abc.ABC, Generic[F]):
         """The note of `explain` on a formulation; empty if the problem is computed as it stands."""
         return ""
 
-    def serves(self, key: KernelKey) -> Status:
-        """Whether a kernel serves the problem; the refusal is that of the formulation that it is closest to serving."""
-        formulations = itertools.chain.from_iterable(self.formulations)
+    def serves(self, key: KernelKey, groups: Iterable[Sequence[F]] | None = None) -> Status:
+        """Whether a kernel serves the problem, in one of these groups of formulations (default: all).
+
+        The refusal is that of the formulation that it is closest to serving.
+        """
+        formulations = itertools.chain.from_iterable(self.formulations if groups is None else groups)
         found = [self.supports(key, formulation) for formulation in formulations if self.op_of(formulation) == key.op]
         return max([OTHER_OP, *found], key=lambda status: (status.ok, status.passed))
 

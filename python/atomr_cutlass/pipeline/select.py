@@ -64,6 +64,11 @@ def _alike(search: KernelSearch[F], groups: Iterable[Sequence[F]]) -> Iterable[S
     return [group for group in groups if all(search.slices(of) == wanted.slices for of in group)]
 
 
+def objection(search: KernelSearch[Any], key: KernelKey, shared_bytes: int) -> str:
+    """Why a kernel does not serve a problem; empty if it does."""
+    return search.serves(key, _alike(search, search.formulations)).reason or unfit(search, key, shared_bytes)
+
+
 _KEPT_AT_MOST = 256
 _rosters: dict[Hashable, Roster[Any]] = {}
 
@@ -205,7 +210,7 @@ def candidate_of(search: KernelSearch[F], key: KernelKey) -> Candidate[F]:
     for group in _alike(search, search.formulations):
         if found := candidates_of(search, key, None, group):
             return found[0]
-    raise UnsupportedError(f"{key.name} cannot serve this problem: {search.serves(key).reason}")
+    raise UnsupportedError(f"{key.name} cannot serve this problem: {objection(search, key, shared_memory(key))}")
 
 
 def choose(

@@ -41,7 +41,7 @@ LEAST_K = 1024
 
 FIXED_COLUMNS = 1024
 """The most columns of D for which batch-invariant calls divide K."""
-LEAST_SLICES, LEAST_SLICE = 4, 512
+LEAST_SLICES, LEAST_SLICE = 4, 768
 """The fewest slices that are worth it, and the least K of one."""
 
 GRID_BATCHES = 65535

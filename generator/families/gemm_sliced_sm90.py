@@ -64,8 +64,7 @@ def cells(arch: SmArch) -> Iterator[Cell]:
     if arch is not SmArch.SM90A:
         return
     for a, layouts, tiling in itertools.product(HALF_TYPES, LAYOUTS, _TILES):
-        first = FULL if a is CutlassDtype.BF16 and layouts in COMMON_LAYOUTS else ON_DEMAND
-        yield first, cell(a, layouts, *tiling)
+        yield FULL if layouts in COMMON_LAYOUTS else ON_DEMAND, cell(a, layouts, *tiling)
 
 
 FAMILY = Family(

@@ -180,6 +180,7 @@ _FEW_ROWS = ((D.BF16, "rc"), (D.BF16, "rr"), (D.F16, "rc"), (D.F8E4M3, "rc"))
 _NOT_OF_F16 = (
     *(("gemm", name) for name in ("row_scale", "row_column_scale", "quantize", "gated_gelu")),
     ("grouped_gemm", "row_scale"),
+    *(("conv2d_fprop", name) for name in ("row_scale", "row_column_scale", "quantize")),
 )
 """Operations and trees that f16 lacks on sm_90a, where a preset has so many kernels and no more: compiled on demand."""
 

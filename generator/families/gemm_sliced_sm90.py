@@ -64,7 +64,8 @@ def cells(arch: SmArch) -> Iterator[Cell]:
     if arch is not SmArch.SM90A:
         return
     for a, layouts, tiling in itertools.product(HALF_TYPES, LAYOUTS, _TILES):
-        yield FULL if layouts in COMMON_LAYOUTS else ON_DEMAND, cell(a, layouts, *tiling)
+        first = FULL if a is CutlassDtype.BF16 and layouts in COMMON_LAYOUTS else ON_DEMAND
+        yield first, cell(a, layouts, *tiling)
 
 
 FAMILY = Family(

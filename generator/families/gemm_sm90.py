@@ -485,7 +485,7 @@ def _fp8_cells() -> Iterator[Cell]:
             plain, either = a is b is D.F8E4M3, D.F8E4M3 in (a, b)
             for d in GEMM_OUTPUTS[a, b, "default"]:
                 # cuBLASLt does not multiply e5m2 by e5m2, and gradients, in e5m2, give wide results.
-                usual = (either and d in (D.BF16, D.F32)) or (plain and d is not D.F8E5M2)
+                usual = d is D.BF16 or (plain and d is not D.F8E5M2) or (either and d is D.F32)
                 tier = DEFAULT if plain and d is D.BF16 else FULL if usual else ON_DEMAND
                 yield tier, _gemm_sm90(a, d, "rc", *full, b=b, epilogue="scaled")
                 if (d is D.BF16 and either) or (plain and d is D.F8E4M3):

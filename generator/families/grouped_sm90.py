@@ -28,7 +28,7 @@ from ..rules import (
     supports_gemm,
     supports_grouped_tree,
 )
-from .base import FULL, ON_DEMAND, Cell, Family, epilogue_cpp, numbers, static_ints, tma_key
+from .base import FULL, Cell, Family, epilogue_cpp, numbers, static_ints, tma_key
 
 D = CutlassDtype
 
@@ -145,7 +145,7 @@ def cells(arch: SmArch) -> Iterator[Cell]:
         FULL,
         _grouped_sm90(D.F8E5M2, D.BF16, "rc", (128, 128), (2, 1), "cooperative", b=D.F8E4M3, epilogue="scaled"),
     )
-    yield ON_DEMAND, _grouped_sm90(D.F8E4M3, D.F16, "rc", *wide, math="fast", epilogue="scaled")
+    yield FULL, _grouped_sm90(D.F8E4M3, D.F16, "rc", *wide, math="fast", epilogue="scaled")
 
 
 FAMILY = Family(

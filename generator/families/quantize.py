@@ -8,7 +8,7 @@ from ..archs import SmArch
 from ..dtypes import CutlassDtype, ScaleType
 from ..key import KernelKey
 from ..rules import FP8_TYPES, HALF_TYPES, OK, Status, no
-from .base import DEFAULT, FULL, ON_DEMAND, Cell, Family, untiled
+from .base import DEFAULT, FULL, Cell, Family, untiled
 
 D = CutlassDtype
 
@@ -68,26 +68,21 @@ def values(key: KernelKey) -> dict[str, str]:
     return common | {"form": form, "rows": str(max(1, rows)), "columns": str(max(1, columns))}
 
 
-def _tier(arch: SmArch, narrow: D) -> int:
-    """Where nothing multiplies fp4, its kernels are on demand: they compile in a second."""
-    return ON_DEMAND if narrow is D.F4E2M1 and arch.capability < (10, 0) else FULL
-
-
 def _quantizing(arch: SmArch) -> Iterator[tuple[KernelKey, int]]:
     for a in WIDE_TYPES:
         for form in FORMS:
             # The largest magnitude does not depend on the narrow type.
             for d in _narrow(form) if form != "amax" else (D.F8E4M3,):
                 usual = a is D.BF16 and (d, form) == (D.F8E4M3, "row") and arch is SmArch.SM90A
-                yield quantize(arch, a, d, form), DEFAULT if usual else _tier(arch, d)
+                yield quantize(arch, a, d, form), DEFAULT if usual else FULL
 
 
 def _dequantizing(arch: SmArch) -> Iterator[tuple[KernelKey, int]]:
     for d in WIDE_TYPES:
         for a in FP8_TYPES:
-            yield dequantize(arch, a, d, ScaleType.F32), _tier(arch, a)
+            yield dequantize(arch, a, d, ScaleType.F32), FULL
         for scales in SCALE_TYPES.values():
-            yield dequantize(arch, D.F4E2M1, d, scales), _tier(arch, D.F4E2M1)
+            yield dequantize(arch, D.F4E2M1, d, scales), FULL
 
 
 def _quantize_cells(arch: SmArch) -> Iterator[Cell]:

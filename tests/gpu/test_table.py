@@ -14,9 +14,9 @@ import every_cell
 from atomr_cutlass.arrays import fp4, operands
 from atomr_cutlass.generator.families import gemm_few_sm90, gemm_sm90
 from atomr_cutlass.generator.key import KernelKey
-from atomr_cutlass.generator.rules import FEW, FP8_TYPES
+from atomr_cutlass.generator.rules import FEW, FP8_TYPES, SLICED
 from atomr_cutlass.ops.gemm import plans
-from atomr_cutlass.ops.gemm.kernels import A_SETTLED, B_SETTLED, GemmCandidate, GemmSearch
+from atomr_cutlass.ops.gemm.kernels import A_SETTLED, B_SETTLED, GemmCandidate
 from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.bindings import settled_operand
@@ -72,7 +72,8 @@ class Launch:
 
     def candidate(self) -> GemmCandidate:
         problem = problem_of(self.a, self.b, self.out.view, math_mode=self.key.math)
-        return replace(select.candidate_of(GemmSearch(problem, devices.get(0)), self.key), info=self.info)
+        found = replace(select.candidate_of(every_cell.search(self.key, problem), self.key), info=self.info)
+        return found if self.key.mainloop == SLICED else replace(found, split_k=1)
 
     def check(self, candidate: GemmCandidate, *, alpha: float = 1.0, beta: float = 0.0) -> Plan:
         problem = problem_of(self.a, self.b, self.out.view, math_mode=self.key.math)
@@ -97,7 +98,7 @@ def test_every_cell(key: KernelKey) -> None:
     info = every_cell.row_of(key)
     for shape in every_cell.gemm_shapes(key):
         launch = Launch(key, info, shape)
-        candidate = replace(launch.candidate(), split_k=1)
+        candidate = launch.candidate()
         launch.check(candidate)
         launch.check(candidate, alpha=2.0, beta=-3.0)
     every_cell.right(key, info, "products of 3 shapes, alpha, beta")
@@ -109,13 +110,14 @@ def test_scheduler_options(info: ac.KernelInfo) -> None:
     runnable(info)
     tile_m, tile_n, tile_k = info.key.tile
     unit = max(info.key.align_a, info.key.align_d)
-    launch = Launch(info.key, info, (rows_for(info.key, 9 * tile_m + unit), 7 * tile_n + unit, 2 * tile_k))
+    k = 2 * tile_k + every_cell.least_k(info.key)
+    launch = Launch(info.key, info, (rows_for(info.key, 9 * tile_m + unit), 7 * tile_n + unit, k))
     candidate = launch.candidate()
     orders = ((1, 1), (2, 2), (4, 0), (8, 1), (8, 2))
     if info.key.mainloop == FEW:
         orders = tuple((share, 0) for share in gemm_few_sm90.shares(info.key))
     for swizzle, raster in orders:
-        launch.check(replace(candidate, swizzle=swizzle, raster=raster, split_k=1))
+        launch.check(replace(candidate, swizzle=swizzle, raster=raster))
 
 
 @pytest.mark.parametrize("info", [info for info in TABLE if info.key.generation == "sm90"], ids=lambda info: info.name)
@@ -124,7 +126,7 @@ def test_both_operands_may_be_settled(info: ac.KernelInfo, monkeypatch: pytest.M
     runnable(info)
     monkeypatch.setattr(plans, "settled_bits", lambda _: A_SETTLED | B_SETTLED)
     launch = Launch(info.key, info, every_cell.gemm_shapes(info.key)[0])
-    launch.check(replace(launch.candidate(), split_k=1))
+    launch.check(launch.candidate())
 
 
 @pytest.mark.parametrize("info", [info for info in TABLE if info.key.mainloop == FEW], ids=lambda info: info.name)

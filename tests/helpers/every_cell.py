@@ -28,11 +28,14 @@ from atomr_cutlass.generator.epilogue.common import COMMON_ACTIVATIONS, COMMON_R
 from atomr_cutlass.generator.epilogue.lower import LINEAR, SCALED, base_of, epilogue_id, is_common
 from atomr_cutlass.generator.key import COLUMN, ROW, KernelKey
 from atomr_cutlass.generator.matrix import expand
-from atomr_cutlass.generator.rules import FEW, FP8_TYPES
+from atomr_cutlass.generator.rules import FEW, FP8_TYPES, SLICED
 from atomr_cutlass.jit import kernels
 from atomr_cutlass.ops.conv2d import reference as conv_reference
 from atomr_cutlass.ops.conv2d.kernels import ConvFormulation, ConvSearch
 from atomr_cutlass.ops.conv2d.problem import ConvGeometry, ConvProblem, conv_geometry, result_shape
+from atomr_cutlass.ops.gemm.helpers import LEAST_SLICE, LEAST_SLICES
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.pipeline import devices, table, verification
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.search import Candidate
@@ -164,7 +167,18 @@ def gemm_shapes(key: KernelKey) -> list[tuple[int, int, int]]:
         whole = (tile_m * cluster_m, tile_n * cluster_n, 4 * tile_k)
     # D has no more rows than the cell serves where that is for few of them.
     rows = tile_n - 3 if key.mainloop == FEW else 2 * tile_m + unit_m
-    return [(rows, 2 * tile_n + unit_n, 5 * tile_k + unit_k), whole, (unit_m, unit_n, unit_k)]
+    found = [(rows, 2 * tile_n + unit_n, 5 * tile_k + unit_k), whole, (unit_m, unit_n, unit_k)]
+    return [(m, n, k + least_k(key)) for m, n, k in found]
+
+
+def least_k(key: KernelKey) -> int:
+    """The K from which a cell serves problems."""
+    return LEAST_SLICES * LEAST_SLICE if key.mainloop == SLICED else 0
+
+
+def search(key: KernelKey, problem: GemmProblem) -> GemmSearch:
+    """The search for a problem in which a cell serves it."""
+    return GemmSearch(problem, devices.get(0), batch_invariant=key.mainloop == SLICED)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import pytest
 
+import every_cell
 from atomr_cutlass import reference
 from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.arrays.layouts import MatrixSpec
@@ -26,7 +27,6 @@ from atomr_cutlass.generator.dtypes import CutlassDtype
 from atomr_cutlass.generator.families import gemm_few_sm90
 from atomr_cutlass.generator.rules import FEW
 from atomr_cutlass.ops.gemm import reference as gemm_reference
-from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.pipeline import devices, select, table
@@ -319,7 +319,7 @@ def problem_of(
 def candidate_of(key: KernelKey, problem: GemmProblem) -> Any:
     """The kernel of a key for a problem: the table's, or, where ATOMR_CUTLASS_TEST_JIT is set, one that is compiled."""
     info = kernel_info(key)
-    return dataclasses.replace(select.candidate_of(GemmSearch(problem, devices.get(0)), key), info=info)
+    return dataclasses.replace(select.candidate_of(every_cell.search(key, problem), key), info=info)
 
 
 def kernel_info(key: KernelKey) -> KernelInfo | None:

@@ -205,12 +205,12 @@ def best_key(search: KernelSearch[Any]) -> KernelKey:
 
 
 def candidate_of(search: KernelSearch[F], key: KernelKey) -> Candidate[F]:
-    """The candidate of one key, of the matrix or not."""
+    """The candidate of one key, of the matrix or not, and of whatever reduction."""
     require(supports(key))
-    for group in _alike(search, search.formulations):
+    for group in search.formulations:
         if found := candidates_of(search, key, None, group):
             return found[0]
-    raise UnsupportedError(f"{key.name} cannot serve this problem: {objection(search, key, shared_memory(key))}")
+    raise UnsupportedError(f"{key.name} cannot serve this problem: {search.serves(key).reason}")
 
 
 def choose(

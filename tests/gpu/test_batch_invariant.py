@@ -101,6 +101,24 @@ def test_alpha_and_c(torch: Any, n: int, k: int, columns: bool) -> None:
     assert float((whole - expected).norm() / expected.norm()) < 4e-3
 
 
+@pytest.mark.parametrize("columns", [True, False], ids=["rcr", "rrr"])
+def test_batches_and_gaps_in_results(torch: Any, columns: bool) -> None:
+    """Slices are those of a dense result of one product, which alone may be computed side by side."""
+    n, k = 256, 8192
+    a, b = matrices(torch, D.BF16, 600, n, k, columns=columns)
+    whole = bits(torch, ac.gemm(a, b, batch_invariant=True, jit="off"))
+    of_batches = ac.gemm(a.view(3, 200, k), b, batch_invariant=True, jit="off")
+    assert torch.equal(bits(torch, of_batches).view(600, -1), whole)
+    wide = torch.full((600, n + 8), float("nan"), device="cuda", dtype=torch.bfloat16)
+    for rows in (1, 2, 600):
+        ac.gemm(a[:rows], b, out=wide[:rows, :n], batch_invariant=True, jit="off")
+        assert torch.equal(bits(torch, wide[:rows, :n]), whole[:rows])
+        assert wide[:, n:].isnan().all()
+    turned = torch.empty(n, 600, device="cuda", dtype=torch.bfloat16).T
+    ac.gemm(a, b, out=turned, batch_invariant=True, jit="off")
+    assert torch.equal(bits(torch, turned), whole)
+
+
 @pytest.mark.parametrize("activation", [None, "relu", "silu"])
 def test_epilogues(torch: Any, activation: str | None) -> None:
     a, b = matrices(torch, D.BF16, MOST, 2048, 2048, columns=True)

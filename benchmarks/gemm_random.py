@@ -4,6 +4,7 @@
     python benchmarks/gemm_random.py --seed 7,9 --classes "few rows,mid" --layouts rr --aligned --out some.json
     python benchmarks/gemm_random.py --suites llama-3-8b,deepseek-v3 --lt --out suites.json
     python benchmarks/gemm_random.py --seed 4 --lt --tuned 20 --bound --triton 2 --out peers.json
+    python benchmarks/gemm_random.py --seed 7 --multiple 128 --aligned --out multiples.json  # as layers of models have
     python benchmarks/gemm_random.py --seed 7 --dtype tf32 --layouts rc,rr --aligned --out tf32.json  # other types
     python benchmarks/gemm_random.py --seed 4 --done random.json --part 0/2 --out rest.json  # what another run left
 
@@ -338,7 +339,7 @@ def cases(arguments: argparse.Namespace) -> list[Drawn]:
         aligned = True if arguments.aligned else False if arguments.misaligned else None
         for seed in arguments.seed:
             # Rows of int8 are aligned to 16 bytes where extents are multiples of 16.
-            multiple = 16 if arguments.dtype == "i8" and aligned else 1
+            multiple = max(arguments.multiple, 16 if arguments.dtype == "i8" and aligned else 1)
             add(seed, draw(names, arguments.count, seed, aligned=aligned, multiple=multiple))
     turns = itertools.chain.from_iterable(itertools.zip_longest(*groups.values()))
     every = [case for case in turns if case is not None]
@@ -362,6 +363,7 @@ def main() -> int:
     parser.add_argument("--layouts", default="rc", help="of A and B: one or several of rc, rr, cr, cc")
     parser.add_argument("--dtype", default="bf16", choices=[kind for kind in KINDS if kind != "3xtf32"])
     parser.add_argument("--aligned", action="store_true", help="aligned shapes only")
+    parser.add_argument("--multiple", type=int, default=1, help="that N and K are of; 128 as in layers of models")
     parser.add_argument("--misaligned", action="store_true", help="misaligned shapes only")
     parser.add_argument("--lt", action="store_true", help="the best candidate of cuBLASLt too")
     parser.add_argument("--tuned", type=int, default=0, metavar="N", help="our fastest kernel too, of the first N")

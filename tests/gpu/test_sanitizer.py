@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 import atomr_cutlass as ac
+import every_cell
 from atomr_cutlass import _core
 from atomr_cutlass.arrays import numerics, operands
 from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import has_tree
 from atomr_cutlass.generator.key import COLUMN, flipped
+from atomr_cutlass.generator.rules import SLICED
 from atomr_cutlass.ops.gemm import reference as gemm_reference
-from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.pipeline import devices, select
@@ -64,6 +65,7 @@ def test_family(info: ac.KernelInfo) -> None:
         pytest.skip(f"{info.name} does not run on {device.name}")
     unit = max(key.align_a, key.align_b, key.align_d)
     m, n, k = rows_for(key, key.tile[0] + unit), key.tile[1] + unit, 17 * key.tile[2] + unit
+    k += every_cell.least_k(key)
     layouts = {"a": key.layout_a, "b": key.layout_b, "c": "r"}
     if key.layout_d == COLUMN:  # it computes D^T = B^T A^T of a row-major D
         m, n = n, m
@@ -81,11 +83,10 @@ def test_family(info: ac.KernelInfo) -> None:
 
     c = spec("c", key.d)
     problem = GemmProblem(a=spec("a", key.a), b=spec("b", key.b), c=c, d=spec("out", key.d), math=key.math, device=0)
-    ranked = select.rank(GemmSearch(problem, device, key.arch))
-    candidate = next(candidate for candidate in ranked if candidate.info.name == info.name)
+    candidate = replace(select.candidate_of(every_cell.search(key, problem), key), info=info)
     splits = key.scheduler == "streamk" or (key.generation == "sm80" and key.d.bits >= key.acc.bits)
     want = gemm_reference.gemm(host["a"], host["b"], host["c"], alpha=2.0, beta=-1.0, out_dtype=key.d, math=key.math)
-    for split_k in (1, 2) if splits else (1,):
+    for split_k in (1, 2) if splits else (candidate.split_k if key.mainloop == SLICED else 1,):
         made = from_candidate(problem, replace(candidate, split_k=split_k))
         made(views["a"], views["b"], views["c"], out=views["out"], alpha=2.0, beta=-1.0, stream=0)
         np.testing.assert_array_equal(operands.download(views["out"]), want)

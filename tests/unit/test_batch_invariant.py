@@ -105,7 +105,7 @@ LONG = {"dtype": D.BF16, "layout_b": COLUMN}
 
 @pytest.mark.parametrize("layout_b", [ROW, COLUMN])
 @pytest.mark.parametrize("dtype", [D.BF16, D.F16])
-@pytest.mark.parametrize(("n", "k"), [(256, 7168), (1024, 16384), (64, 65536), (8, 3072)])
+@pytest.mark.parametrize(("n", "k"), [(256, 7168), (512, 16384), (64, 65536), (8, 3072)])
 def test_long_k_has_the_same_slices_for_every_number_of_rows(
     monkeypatch: pytest.MonkeyPatch, dtype: D, layout_b: GemmLayout, n: int, k: int
 ) -> None:
@@ -131,9 +131,9 @@ def test_long_k_has_the_same_slices_for_every_number_of_rows(
 @pytest.mark.parametrize(
     "given",
     [
-        {"shape": GemmShape(64, 1032, 65536)},
+        {"shape": GemmShape(64, 520, 65536)},
         {"shape": GemmShape(64, 256, 3064)},
-        {"shape": GemmShape(64, 1024, 16384), "epilogue": ac.GemmEpilogue(bias=True)},
+        {"shape": GemmShape(64, 512, 16384), "epilogue": ac.GemmEpilogue(bias=True)},
         {"shape": GemmShape(64, 256, 16384), "out_dtype": D.F32},
         {"shape": GemmShape(64, 260, 16384)},
         {"shape": GemmShape(64, 256, 16384), "layout_a": COLUMN},

@@ -39,7 +39,7 @@ ALIGNMENT = 16
 LEAST_K = 1024
 """The least K that is divided."""
 
-FIXED_COLUMNS = 1024
+FIXED_COLUMNS = 512
 """The most columns of D for which batch-invariant calls divide K."""
 LEAST_SLICES, LEAST_SLICE = 4, 768
 """The fewest slices that are worth it, and the least K of one."""

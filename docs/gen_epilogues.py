@@ -63,7 +63,7 @@ def _archs(archs: Iterable[SmArch]) -> str:
 
 def by_operation() -> str:
     """Operation and generation -> whether bias, activations and trees are fused there."""
-    rows: dict[tuple[str, str, str, str], list[str]] = {}
+    rows: dict[tuple[str, str, str, str], dict[str, None]] = {}
     for op in OPS:
         for family in families():
             if family.op != op:
@@ -79,7 +79,7 @@ def by_operation() -> str:
             made = CUTLASS.get(family.template) or CUTLASS.get(family.generation, "CUTLASS 3.x")
             generation = f"{family.generation}, {made}"
             row = (generation, _archs(family.archs), "yes" if plain else "-", fused)
-            rows.setdefault(row, []).append(op)
+            rows.setdefault(row, {})[op] = None  # several families of an operation may have the same row
     head = ("operation", "generation", "cells for", "`bias=`, `activation=`", "trees")
     found = ((", ".join(ops), *row) for row, ops in rows.items())
     return _table(head, sorted(found, key=lambda row: OPS.index(row[0].partition(",")[0])))

@@ -12,6 +12,8 @@ from .base import FULL, Cell, Family, untiled
 
 D = CutlassDtype
 
+OP = "cast"
+
 PAIRS = (
     *((a, d) for a in FP8_TYPES for d in HALF_TYPES),
     *((D.F32, d) for d in (*HALF_TYPES, *FP8_TYPES, D.F32)),
@@ -36,7 +38,7 @@ def values(key: KernelKey) -> dict[str, str]:
 
 def cast(arch: SmArch, a: D, d: D) -> KernelKey:
     """A key of this family."""
-    return untiled("cast", arch, a, d)
+    return untiled(OP, arch, a, d)
 
 
 def cells(arch: SmArch) -> Iterator[Cell]:
@@ -47,7 +49,7 @@ def cells(arch: SmArch) -> Iterator[Cell]:
 
 
 FAMILY = Family(
-    op="cast",
+    op=OP,
     generation="sm80",
     archs=tuple(SmArch),
     template="cast",

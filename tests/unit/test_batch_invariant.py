@@ -30,7 +30,7 @@ from atomr_cutlass.ops.conv2d.kernels import ConvSearch
 from atomr_cutlass.ops.gemm.kernels import IN_ORDER, GemmSearch
 from atomr_cutlass.ops.gemm.operation import GemmOperation
 from atomr_cutlass.ops.gemm.problem import GemmProblem
-from atomr_cutlass.pipeline import reduction, select, tuning
+from atomr_cutlass.pipeline import planning, reduction, select, tuning
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.reduction import VARIABLE, reduction_of
 from fake_table import A100, H200
@@ -136,11 +136,10 @@ def test_long_k_has_the_same_slices_for_every_number_of_rows(
         {"shape": GemmShape(64, 512, 16384), "epilogue": ac.GemmEpilogue(bias=True)},
         {"shape": GemmShape(64, 256, 16384), "out_dtype": D.F32},
         {"shape": GemmShape(64, 260, 16384)},
-        {"shape": GemmShape(64, 256, 16384), "layout_a": COLUMN},
         {"shape": GemmShape(64, 256, 16384), "dtype": D.TF32},
         {"shape": GemmShape(64, 256, 16384), "dtype": D.F8E4M3},
     ],
-    ids=["wide", "short", "bias", "results in f32", "unaligned", "column-major A", "tf32", "e4m3"],
+    ids=["wide", "short", "bias", "results in f32", "unaligned", "tf32", "e4m3"],
 )
 def test_what_is_added_up_whole(given: dict[str, Any]) -> None:
     wanted = select.reduction(search_of(**{**LONG, **given}))
@@ -150,7 +149,7 @@ def test_what_is_added_up_whole(given: dict[str, Any]) -> None:
 
 def test_slices_are_those_of_a_single_row_of_batches_and_of_any_result() -> None:
     def of(shape: GemmShape, **given: Any) -> Any:
-        return select.reduction(search_of(shape=shape, **LONG, **given))
+        return select.reduction(search_of(shape=shape, **{**LONG, **given}))
 
     def padded(rows: int, gap_c: int, gap_d: int) -> Any:
         a, b = MatrixSpec((rows, 8192), (8192, 1), D.BF16, 256), MatrixSpec((8192, 256), (1, 8192), D.BF16, 256)
@@ -161,10 +160,34 @@ def test_slices_are_those_of_a_single_row_of_batches_and_of_any_result() -> None
         return select.reduction(search)
 
     found = {of(GemmShape(m, 256, 8192, batch)) for m in ROWS for batch in (1, 3)}
-    found |= {of(GemmShape(m, 256, 8192), layout_c=COLUMN) for m in (1, 8, 64, 4096)}
+    for layout_b in (ROW, COLUMN):
+        found |= {of(GemmShape(m, 256, 8192), layout_b=layout_b, layout_c=COLUMN) for m in (1, 8, 64, 4096)}
     found |= {padded(rows, *gaps) for rows in (1, 2, 300) for gaps in ((0, 0), (8, 0), (0, 8))}
+    found |= {of(GemmShape(m, 256, 8192), layout_a=COLUMN) for m in (1, 2, 7, 8, 64, 4096)}
     (wanted,) = found
     assert wanted.slices > 1
+
+
+def test_a_row_that_no_kernel_of_slices_takes_is_added_up_whole() -> None:
+    """Of a column-major D, whose rows are not aligned where there is but one."""
+    a, b = MatrixSpec((1, 8192), (8192, 1), D.BF16, 256), MatrixSpec((8192, 256), (1, 8192), D.BF16, 256)
+    d = MatrixSpec((1, 256), (0, 1024), D.BF16, 256)
+    search = GemmSearch(GemmProblem(a, b, None, d, "default", 0), H200, batch_invariant=True)
+    assert select.choose(search).split_k == 1
+    assert select.reduction(search).slices == 1
+
+
+def test_a_limit_of_workspace_is_met_by_slices_one_after_the_other() -> None:
+    """Beside a copied operand, too."""
+    for lda in (8192, 8193):
+        a, b = MatrixSpec((64, 8192), (lda, 1), D.BF16, 256), MatrixSpec((8192, 256), (1, 8192), D.BF16, 256)
+        d = MatrixSpec((64, 256), (256, 1), D.BF16, 256)
+        search = GemmSearch(GemmProblem(a, b, None, d, "default", 0), H200, batch_invariant=True)
+        best = select.choose(search)
+        assert best.formulation.divided
+        others = list(planning._others(search, best, "auto"))
+        assert {other.split_k for other in others} == {best.split_k}
+        assert not others[0].formulation.divided
 
 
 def test_many_rows_are_not_computed_side_by_side() -> None:

@@ -19,6 +19,7 @@ from ..checks import check_index, check_options
 from ..errors import InvalidOperandError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.epilogue.lower import has_tree, is_gated
+from ..generator.families.cast import OP as CAST
 from ..jit import kernels
 from . import devices, select
 from .call_options import documented
@@ -251,7 +252,7 @@ def _others(search: KernelSearch[F], candidate: Candidate[F], backend: str) -> I
     """
 
     def added_up(of: Candidate[F]) -> bool:
-        return of.split_k > 1 and bool(search.helpers(of.formulation))
+        return of.split_k > 1 and any(helper.op == CAST for helper in search.helpers(of.formulation))
 
     def whole(of: Candidate[F]) -> Candidate[F]:
         return of if search.slices(of.formulation) > 1 else dataclasses.replace(of, split_k=1)

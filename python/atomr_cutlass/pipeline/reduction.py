@@ -1,8 +1,9 @@
 """Batch invariance: kernels that add up the products of a row in one order, whatever the other rows are.
 
-The order of a kernel is its `Reduction`, a function of its key. Two kernels of one reduction give a row of D the same
-bits, whichever tile, cluster or schedule they have, and with operands swapped or not (tests/gpu/test_batch_invariant.py
-compares them). One reduction serves a problem for every number of rows; `select.reduction` chooses it.
+The order of a kernel is its `Reduction`, a function of its key and, of a long K, of the slices that the problem fixes.
+Two kernels of one reduction give a row of D the same bits, whichever tile, cluster or schedule they have, and with
+operands swapped or not (tests/gpu/test_batch_invariant.py compares them). One reduction serves a problem for every
+number of rows; `select.reduction` chooses it.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ class Reduction(NamedTuple):
 
     def __str__(self) -> str:
         order = f"{self.instruction_k} elements of K at a time in steps of {self.tile_k}"
-        each = f", in each of up to {self.slices} slices, then these" if self.slices > 1 else ""
+        slices = f" in up to {self.slices} slices, which are then added in their order" if self.slices > 1 else ""
         kind = f"{self.generation} for {self.arch}, {self.math} math, {self.epilogue}"
-        return f"{order}{each}, one after the other ({kind})"
+        return f"{order}, one after the other{slices} ({kind})"
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class BatchInvariant:
 
 
 def reduction_of(key: KernelKey) -> Reduction | None:
-    """The reduction of a kernel that is launched without slices of K; None for one whose order depends on the rows.
+    """The reduction of a kernel, of one slice where it adds up several; None where its order depends on the rows.
 
     Stream-K and split kernels cut K by the number of tiles. Kernels for few rows are launched to add up in the order of
     K (gemm_few_sm90.h).

@@ -57,7 +57,7 @@ def unfit(search: KernelSearch[Any], key: KernelKey, shared_bytes: int) -> str:
     return "" if alike else "its reduction is not that of batch-invariant calls"
 
 
-def _alike(search: KernelSearch[F], groups: Iterable[Sequence[F]]) -> Iterable[Sequence[F]]:
+def alike(search: KernelSearch[F], groups: Iterable[Sequence[F]]) -> Iterable[Sequence[F]]:
     """Groups of formulations; of a batch-invariant problem, those with the slices of its reduction."""
     if not search.batch_invariant or (wanted := reduction(search)) is None:
         return groups
@@ -66,7 +66,7 @@ def _alike(search: KernelSearch[F], groups: Iterable[Sequence[F]]) -> Iterable[S
 
 def objection(search: KernelSearch[Any], key: KernelKey, shared_bytes: int) -> str:
     """Why a kernel does not serve a problem; empty if it does."""
-    return search.serves(key, _alike(search, search.formulations)).reason or unfit(search, key, shared_bytes)
+    return search.serves(key, alike(search, search.formulations)).reason or unfit(search, key, shared_bytes)
 
 
 _KEPT_AT_MOST = 256
@@ -107,7 +107,7 @@ def _helped(search: KernelSearch[F], group: Sequence[F]) -> Sequence[F]:
 def _built(search: KernelSearch[F], *, built_helpers: bool) -> Iterator[tuple[Roster[F], Sequence[F]]]:
     """The rosters of the table's kernels for a problem, one for each group of formulations, and that group."""
     rows = table.rows()
-    for group in _alike(search, search.formulations):
+    for group in alike(search, search.formulations):
         possible = _helped(search, group) if built_helpers else group
         yield _roster(search, (id(rows), search.arch), rows, _running(search, possible), possible), possible
 
@@ -117,7 +117,7 @@ def _compiled(search: KernelSearch[F]) -> Iterator[tuple[Roster[F], Sequence[F]]
     target = require_target(search)
     if devices.rank_arch(target, search.device, ptx=True) is None:
         return
-    for group in _alike(search, search.formulations):
+    for group in alike(search, search.formulations):
         for number, keys in enumerate(search.cells(target, group)):
             # A kernel compiled for one problem has the problem's tree and tiles of one width: it compiles in seconds.
             alone = (key for key in keys if not is_common(key.epilogue) and not gemm_sm90.is_for_tables(key))
@@ -150,21 +150,23 @@ def reduction(search: KernelSearch[Any]) -> Reduction | None:
     groups = search.of_many_rows()
     for group in groups:
         built = _helped(search, group)
-        if found := _commonest(search, built, (kernel[:2] for kernel in _running(search, built))):
+        if found := _commonest(search, built, [kernel[:2] for kernel in _running(search, built)]):
             return found
     target = require_target(search)
     for group in groups:
         for keys in search.cells(target, group):
-            of_matrix = ((0, key) for key in keys if not is_common(key.epilogue))
+            of_matrix = [(0, key) for key in keys if not is_common(key.epilogue)]
             if found := _commonest(search, group, of_matrix):
                 return found
     return None
 
 
 def _commonest(
-    search: KernelSearch[F], group: Sequence[F], ranked: Iterable[tuple[int, KernelKey]]
+    search: KernelSearch[F], group: Sequence[F], ranked: Sequence[tuple[int, KernelKey]]
 ) -> Reduction | None:
     slices = max(map(search.slices, group), default=1)
+    if slices > 1 and not _in_slices(search, [key for _, key in ranked]):
+        return None
     counts = collections.Counter(
         (suitability, reduction._replace(slices=slices))
         for suitability, key in ranked
@@ -179,6 +181,12 @@ def _commonest(
         return (suitability, older, full, -counts[found], -reduction.tile_k, reduction)
 
     return min(counts, key=order)[1] if counts else None
+
+
+def _in_slices(search: KernelSearch[F], keys: Iterable[KernelKey]) -> bool:
+    """Whether one of these kernels serves the problem itself in slices: a single row may lie as several do not."""
+    sliced = [of for group in search.formulations for of in group if search.slices(of) > 1]
+    return any(search.op_of(of) == key.op and search.supports(key, of) for key in keys for of in sliced)
 
 
 def rank_cells(search: KernelSearch[F]) -> list[Candidate[F]]:
@@ -277,13 +285,13 @@ def _preferred(search: KernelSearch[F], *, built: bool, compiling: bool) -> Cand
                 yield from candidates_of(search, key, info, group if compiling else _helped(search, group))
 
     if search.named is not None:
-        for candidate in obtainable(search.named, _alike(search, search.formulations)):
+        for candidate in obtainable(search.named, alike(search, search.formulations)):
             return dataclasses.replace(candidate, named=True)
     problem = search.tuned_problem
     if problem is None or not (record := tuning.find(search.device.name, problem)):
         return None
     measured = [*itertools.chain.from_iterable(search.formulations)][record.formulation : record.formulation + 1]
-    for candidate in obtainable(record.key, _alike(search, [measured])):
+    for candidate in obtainable(record.key, alike(search, [measured])):
         for launch in search.launches(candidate) if record.width in search.widths(candidate) else ():
             if launch.options[:-1] == record.options[:-1]:
                 seconds = record.microseconds / 1e6

@@ -199,10 +199,12 @@ def _copied_halves(formulation: GemmFormulation, *, batch_invariant: bool) -> Ge
     """
     along_k, line = (formulation.layout_a == ROW, formulation.layout_b == COLUMN), _line(formulation)
     aligned, odd_k = (formulation.align_a == line, formulation.align_b == line), formulation.k % line != 0
-    if not all(aligned):
+    # Kernels of presets that add up slices one after the other have a row-major A and D.
+    turned = formulation.slices > 0 and formulation.layout_d == ROW and not along_k[0]
+    if not all(aligned) or turned:
         made: GemmFormulation | None = formulation
         for place in range(2):
-            if made is not None and (odd_k or not aligned[place]):
+            if made is not None and (odd_k or not aligned[place] or (turned and place == 0)):
                 made = _copy_of(made, first=place == 0, transposed=not along_k[place])
         if made is None or not odd_k:
             return made

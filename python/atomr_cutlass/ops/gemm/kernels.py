@@ -181,7 +181,7 @@ class GemmSearch(ProductSearch):
         yield from super().rules(key, formulation)
         one_by_one = formulation.slices > 0 and not formulation.divided
         yield key.mainloop == SLICED or not one_by_one, "it adds up K as a whole"
-        yield key.mainloop != SLICED or one_by_one, "it adds up K in slices, for batch-invariant calls"
+        yield key.mainloop != SLICED or one_by_one, "it adds up K in slices, for batch-invariant calls of long K"
 
     def rules_of_extents(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:
         yield from super().rules_of_extents(key, formulation)
@@ -268,7 +268,8 @@ class GemmSearch(ProductSearch):
     def nearest(self, arch: SmArch, best: GemmCandidate | None = None) -> KernelKey | None:
         """The matrix's best cell for the problem on an arch, whether or not it is built; `default` before `full`."""
         problem = self.problem if best is None else best.formulation.problem
-        group = [each for each in itertools.chain(*self.formulations) if each.problem == problem]
+        groups = select.alike(self, self.formulations)
+        group = [each for each in itertools.chain.from_iterable(groups) if each.problem == problem]
         of_tree = bool(lower.split(problem.epilogue)[1])
         keys = ((DEFAULT, key) for key in cells_of(self.op, arch, problem)) if of_tree else cells([arch])
         found = [

@@ -61,7 +61,7 @@ ATOMR_CUTLASS_STRUCT(atomr_cutlass_tree_operand)
   FIELD(int64_t, batch_stride_a) FIELD(int64_t, batch_stride_b) FIELD(int64_t, batch_stride_c) \
   FIELD(int64_t, batch_stride_d) \
   FIELD(double, alpha) FIELD(double, beta) \
-  FIELD(int32_t, split_k) /* slices of K: serial split-K (sm80 generation) or stream-K scheduler splits; 1 is none */ \
+  FIELD(int32_t, split_k) /* slices of K, one after the other or side by side, or stream-K's splits; 1 is none */ \
   /* Upper bound of the persistent tile scheduler's swizzle (sm90 generation on). Few rows: thread blocks of a cluster \
    * that share them; 0 is all of them, and sums in the order of K. */ \
   FIELD(int32_t, swizzle) \

@@ -49,7 +49,7 @@ def asked(**options):
     return argparse.Namespace(
         **{
             "seed": [7, 9], "count": 6, "classes": "few rows,mid", "suites": "", "rows": "", "layouts": "rc,rr",
-            "aligned": True, "misaligned": False, "dtype": "bf16", "part": "0/1", "done": [], **options,
+            "aligned": True, "misaligned": False, "multiple": 1, "dtype": "bf16", "part": "0/1", "done": [], **options,
         }
     )  # fmt: skip
 

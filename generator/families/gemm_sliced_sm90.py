@@ -16,10 +16,10 @@ from ..epilogue.lower import LINEAR
 from ..key import KernelKey
 from ..rules import COMMON_LAYOUTS, HALF_TYPES, LAYOUTS, SLICED, Status, no
 from . import gemm_sm90
-from .base import FULL, ON_DEMAND, Cell, Family, tma_key
+from .base import FULL, ON_DEMAND, Cell, tma_key
 
-_MOST_SUMS = 96
-"""The most sums of a thread, which has them twice."""
+_WIDEST = 192
+"""Columns of the widest tile: a thread has half as many sums, twice."""
 
 
 def supports(key: KernelKey) -> Status:
@@ -34,8 +34,8 @@ def supports(key: KernelKey) -> Status:
     m, n, _ = key.tile
     if m not in (64, 128):
         return no("kernels that add up K in slices have tiles of 64 or 128 rows")
-    if m * n // (128 if m == 64 else 256) > _MOST_SUMS:
-        return no(f"kernels that add up K in slices have each sum twice, of at most {_MOST_SUMS} a thread")
+    if n > _WIDEST:
+        return no(f"kernels that add up K in slices have each sum twice, and tiles of at most {_WIDEST} columns")
     return whole
 
 
@@ -68,16 +68,6 @@ def cells(arch: SmArch) -> Iterator[Cell]:
         yield first, cell(a, layouts, *tiling)
 
 
-FAMILY = Family(
-    op="gemm",
-    generation="sm90",
-    archs=(SmArch.SM90A,),
-    template="gemm_sm90",
-    supports=supports,
-    cells=cells,
-    values=values,
-    compile_seconds=4.5,
-    compile_mb=3600,
-    mainloops=(SLICED,),
-    waits=True,
+FAMILY = dataclasses.replace(
+    gemm_sm90.FAMILY, supports=supports, cells=cells, values=values, mainloops=(SLICED,), trees=False
 )

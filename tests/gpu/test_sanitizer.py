@@ -15,11 +15,10 @@ from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.generator.dtypes import CutlassDtype as D
 from atomr_cutlass.generator.epilogue.lower import has_tree
 from atomr_cutlass.generator.key import COLUMN, flipped
-from atomr_cutlass.generator.rules import SLICED
 from atomr_cutlass.ops.gemm import reference as gemm_reference
 from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.ops.gemm.problem import GemmProblem
-from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline import devices
 from gpu_matrices import rows_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sanitizer]
@@ -83,10 +82,10 @@ def test_family(info: ac.KernelInfo) -> None:
 
     c = spec("c", key.d)
     problem = GemmProblem(a=spec("a", key.a), b=spec("b", key.b), c=c, d=spec("out", key.d), math=key.math, device=0)
-    candidate = replace(select.candidate_of(every_cell.search(key, problem), key), info=info)
+    candidate = every_cell.candidate(key, problem, info)
     splits = key.scheduler == "streamk" or (key.generation == "sm80" and key.d.bits >= key.acc.bits)
     want = gemm_reference.gemm(host["a"], host["b"], host["c"], alpha=2.0, beta=-1.0, out_dtype=key.d, math=key.math)
-    for split_k in (1, 2) if splits else (candidate.split_k if key.mainloop == SLICED else 1,):
+    for split_k in (1, 2) if splits else (candidate.split_k,):
         made = from_candidate(problem, replace(candidate, split_k=split_k))
         made(views["a"], views["b"], views["c"], out=views["out"], alpha=2.0, beta=-1.0, stream=0)
         np.testing.assert_array_equal(operands.download(views["out"]), want)

@@ -18,7 +18,7 @@ from atomr_cutlass.generator.rules import FEW, FP8_TYPES, SLICED
 from atomr_cutlass.ops.gemm import plans
 from atomr_cutlass.ops.gemm.kernels import A_SETTLED, B_SETTLED, GemmCandidate
 from atomr_cutlass.ops.gemm.plans import from_candidate
-from atomr_cutlass.pipeline import devices, select
+from atomr_cutlass.pipeline import devices
 from atomr_cutlass.pipeline.bindings import settled_operand
 from atomr_cutlass.pipeline.plan import Plan
 from atomr_cutlass.pipeline.planning import PlanOptions
@@ -72,8 +72,7 @@ class Launch:
 
     def candidate(self) -> GemmCandidate:
         problem = problem_of(self.a, self.b, self.out.view, math_mode=self.key.math)
-        found = replace(select.candidate_of(every_cell.search(self.key, problem), self.key), info=self.info)
-        return found if self.key.mainloop == SLICED else replace(found, split_k=1)
+        return every_cell.candidate(self.key, problem, self.info)
 
     def check(self, candidate: GemmCandidate, *, alpha: float = 1.0, beta: float = 0.0) -> Plan:
         problem = problem_of(self.a, self.b, self.out.view, math_mode=self.key.math)

@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from atomr_cutlass.ops.conv2d.problem import ConvGeometry, ConvProblem, conv_geo
 from atomr_cutlass.ops.gemm.helpers import LEAST_SLICE, LEAST_SLICES
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.problem import GemmProblem
-from atomr_cutlass.pipeline import devices, table, verification
+from atomr_cutlass.pipeline import devices, select, table, verification
 from atomr_cutlass.pipeline.devices import Device
 from atomr_cutlass.pipeline.search import Candidate
 from atomr_cutlass.pipeline.table import KernelInfo
@@ -176,9 +176,15 @@ def least_k(key: KernelKey) -> int:
     return LEAST_SLICES * LEAST_SLICE if key.mainloop == SLICED else 0
 
 
-def search(key: KernelKey, problem: GemmProblem) -> GemmSearch:
-    """The search for a problem in which a cell serves it."""
-    return GemmSearch(problem, devices.get(0), batch_invariant=key.mainloop == SLICED)
+def search(key: KernelKey, problem: GemmProblem, device: Device | None = None) -> GemmSearch:
+    """The search for a problem in which a cell serves it, on the GPU unless another device is given."""
+    return GemmSearch(problem, device or devices.get(0), batch_invariant=key.mainloop == SLICED)
+
+
+def candidate(key: KernelKey, problem: GemmProblem, info: KernelInfo | None) -> Candidate[Any]:
+    """A cell for a problem, without slices of K but where it adds them up itself."""
+    found = replace(select.candidate_of(search(key, problem), key), info=info)
+    return found if key.mainloop == SLICED else replace(found, split_k=1)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -18,9 +18,7 @@ from atomr_cutlass.generator.epilogue.common import COMMON_ACTIVATIONS, COMMON_R
 from atomr_cutlass.generator.epilogue.lower import has_tree, is_common, is_gated
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import expand
-from atomr_cutlass.generator.rules import SLICED
 from atomr_cutlass.ops.conv2d.problem import DGRAD, FPROP, WGRAD
-from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.pipeline import devices, select, verification
 from atomr_cutlass.pipeline.operation import planned_operations
@@ -80,8 +78,7 @@ def test_every_gemm_cell_serves_the_shapes_it_is_launched_on() -> None:
                 a, b, None, _matrix(m, n, key.d, key.layout_d), key.math, 0, epilogue=key.epilogue,
                 scale_granularity=key.scale_granularity, scale_type=key.scale_type,
             )  # fmt: skip
-            search = GemmSearch(problem, H200, batch_invariant=key.mainloop == SLICED)
-            assert select.candidate_of(search, key).key is key
+            assert select.candidate_of(every_cell.search(key, problem, H200), key).key is key
 
 
 def _key(arch: SmArch) -> KernelKey:

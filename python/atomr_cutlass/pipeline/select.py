@@ -50,11 +50,8 @@ def unfit(search: KernelSearch[Any], key: KernelKey, shared_bytes: int) -> str:
     """Why a kernel cannot be used: its shared memory or its reduction; empty if it can."""
     if shared_bytes > search.device.shared_memory:
         return "it needs more shared memory than the GPU has"
-    if not search.batch_invariant:
-        return ""
-    wanted, own = reduction(search), reduction_of(key)
-    alike = wanted is not None and own is not None and own._replace(slices=wanted.slices) == wanted
-    return "" if alike else "its reduction is not that of batch-invariant calls"
+    other = search.batch_invariant and ((own := reduction_of(key)) is None or own != _order(search))
+    return "its reduction is not that of batch-invariant calls" if other else ""
 
 
 def alike(search: KernelSearch[F], groups: Iterable[Sequence[F]]) -> Iterable[Sequence[F]]:

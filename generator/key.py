@@ -48,11 +48,12 @@ class KernelKey:
         cluster: thread block cluster.
         warps: warps along M, N, K (sm80 generation; (0, 0, 0) elsewhere).
         stages: mainloop stages; 0: as many as shared memory holds (CUTLASS 3.x).
-        mainloop: `multistage`, `twostage` or `direct` (sm80); `pingpong`, `cooperative`, `warpspecialized`, `few`,
-            `split` or `sliced` (sm90); `1sm` or `2sm` (sm100).
+        mainloop: `multistage`, `twostage` or `direct` (sm80); `pingpong`, `cooperative`, `warpspecialized`, `few`
+            or `split` (sm90); `1sm` or `2sm` (sm100).
         epilogue_schedule: `tma` or `nosmem` (CUTLASS 3.x); empty for sm80.
         scheduler: `identity` (sm80); `persistent` or `streamk` (CUTLASS 3.x); `fitted` (sm90): persistent, and
-            the launch chooses how many columns a tile has, at most those of `tile`; `grouped`.
+            the launch chooses how many columns a tile has, at most those of `tile`; `sliced` (sm90): persistent, and
+            adds up K in slices, one after the other; `grouped`.
         swizzle: thread block swizzle compiled in (sm80); 0 where the scheduler takes it at run time.
         math: `default`; for fp32 operands `ieee`, `tf32` or `3xtf32`; for fp8 also `fast` (fast accumulation).
         epilogue: id of the epilogue: `lc` is the linear combination alpha * AB + beta * C, `lc_relu` and so on an
@@ -248,7 +249,7 @@ def _name_3x(key: KernelKey) -> str:
         kind = f"block_scaled_{kind}_{key.scale_type}_{block}"
     schedule = "warpspecialized" + ("" if key.mainloop == "warpspecialized" else f"_{key.mainloop}")
     fast = "_fp8_fastaccum" if key.math == "fast" else ""
-    stream = {"streamk": "_stream_k", "fitted": "_fitted"}.get(key.scheduler, "")
+    stream = {"streamk": "_stream_k", "fitted": "_fitted", "sliced": "_sliced"}.get(key.scheduler, "")
     epilogue = _epilogue_name(key)
     return (
         f"cutlass3x_{key.generation}_tensorop_{kind}_{types}_{tile}_{cluster}_{key.stages}_{letters}_align{key.align_a}_"

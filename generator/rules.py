@@ -26,7 +26,7 @@ SPLIT = "split"
 """The mainloop of kernels whose thread blocks divide K as well as D."""
 
 SLICED = "sliced"
-"""The mainloop of kernels that add up K in slices, one after the other."""
+"""The scheduler of kernels that add up K in slices, one after the other."""
 
 BLOCKWISE = (1, 128, 128)
 """Block scales of fp8: one float for 1x128 elements of A, and one for 128x128 of B."""
@@ -203,7 +203,8 @@ def serves_usual_case(key: KernelKey, fallback: KernelKey) -> bool:
     served = (layouts, turned_layouts(layouts)) if key.a is key.b else (layouts,)
     return (
         not is_fallback(key)
-        and key.mainloop not in (FEW, SPLIT, SLICED)
+        and key.mainloop not in (FEW, SPLIT)
+        and key.scheduler != SLICED
         and all(getattr(key, name) == getattr(fallback, name) for name in alike)
         and fallback.layout_a + fallback.layout_b + fallback.layout_d in served
         and key.epilogue in (fallback.epilogue, SCALED if fallback.epilogue == LINEAR else fallback.epilogue)

@@ -18,6 +18,7 @@ from ..rules import (
     HALF_TYPES,
     LAYOUTS,
     OK,
+    SLICED,
     Status,
     along_k,
     no,
@@ -59,8 +60,8 @@ def supports(key: KernelKey) -> Status:
         return no(f"WGMMA multiplies f16, bf16, tf32, fp8 and i8, not {key.a.value} ({key.math})")
     if key.mainloop not in ("pingpong", "cooperative"):
         return no(f"sm90 mainloops are pingpong and cooperative, not {key.mainloop!r}")
-    if key.scheduler not in ("persistent", "fitted", "streamk"):
-        return no(f"sm90 schedulers are fitted, persistent and streamk, not {key.scheduler!r}")
+    if key.scheduler not in ("persistent", "fitted", "streamk", SLICED):
+        return no(f"sm90 schedulers are fitted, persistent, sliced and streamk, not {key.scheduler!r}")
     if key.scheduler == "streamk" and key.mainloop != "cooperative":
         return no("stream-K needs the cooperative mainloop")
     if key.epilogue_schedule not in ("tma", "nosmem"):
@@ -104,7 +105,7 @@ def supports(key: KernelKey) -> Status:
         )
     if registers > limit:
         return no(f"the accumulators would spill: at most {limit} registers a thread")
-    for own in (_supports_block_scales(key), _supports_fitted(key)):
+    for own in (_supports_block_scales(key), _supports_fitted(key), _supports_sliced(key)):
         if not own:
             return own
     if key.cluster[2] != 1 or key.cluster[0] * key.cluster[1] > 8:
@@ -139,6 +140,21 @@ def _supports_fitted(key: KernelKey) -> Status:
         )
     if key.tile[1] % 64:
         return no("kernels whose launch chooses the columns of a tile have N tiles that are multiples of 64")
+    return OK
+
+
+def _supports_sliced(key: KernelKey) -> Status:
+    if key.scheduler != SLICED:
+        return OK
+    if (key.a.bits, key.d.bits, key.epilogue, key.epilogue_schedule, key.stages) != (16, 16, LINEAR, "tma", 0):
+        return no(
+            "kernels that add up K in slices multiply f16 and bf16, store f16 and bf16 by TMA, and have the linear "
+            "epilogue and as many stages as fit"
+        )
+    if (key.tile[0], key.mainloop) not in ((64, "pingpong"), (128, "cooperative")):
+        return no("kernels that add up K in slices have pingpong tiles of 64 rows or cooperative tiles of 128")
+    if key.tile[1] > 192:
+        return no("kernels that add up K in slices have each sum twice, and tiles of at most 192 columns")
     return OK
 
 
@@ -206,14 +222,16 @@ def values(key: KernelKey) -> dict[str, str]:
 
 def _includes(key: KernelKey) -> str:
     """The headers of a cell, as lines of its source."""
-    found = ["fitted" if widths(key) else "gemm_sm90"]
+    found = ["fitted" if widths(key) else "gemm_sliced_sm90" if key.scheduler == SLICED else "gemm_sm90"]
     if _reads_registers(key) and _has_own_mainloop(key):
         found.append("mainloop_register")
     return "".join(f'#include "atomr_cutlass/{name}.h"\n' for name in found)
 
 
 def _fitted_cpp(key: KernelKey) -> dict[str, str]:
-    """The values of the template that wrap the cell in one for each width."""
+    """The values of the template that wrap the cell in one for each width, or in one with a second set of sums."""
+    if key.scheduler == SLICED:
+        return {"fitted": "atomr_cutlass::SlicedCell<", "widths": ">"}
     some = widths(key)
     if not some:
         return {"fitted": "", "widths": ""}
@@ -351,6 +369,13 @@ _DIVIDED_TILES: dict[str, tuple[tuple[tuple[D, ...], tuple[int, int], tuple[int,
 }
 """Tiles of float32 results: slices of K, which another kernel adds up. The types are those that have it in `full`."""
 
+_SLICED_TILES = (
+    ((128, 128), (1, 2), "cooperative"),
+    ((64, 128), (1, 2), "pingpong"),
+)
+"""Of f16 and bf16: tiles that add up slices of K one after the other, with the bits of slices side by side but no
+workspace: for the many rows of batch-invariant calls. Others gain 2 to 3% (docs/performance-log.md, 2026-11-27)."""
+
 _TURNED_TF32_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...]] = {
     "rc": (((64, 64), (4, 1), "pingpong"),),
     # Of a row-major B, which reaches the tensor cores through registers.
@@ -456,6 +481,11 @@ def _half_cells(a: D, layouts: str) -> Iterator[Cell]:
         yield (
             FULL if a in types else ON_DEMAND,
             _gemm_sm90(a, D.F32, turned, tile, cluster, mainloop, layout_d=COLUMN),
+        )
+    for tile, cluster, mainloop in _SLICED_TILES:
+        yield (
+            FULL if common and a is D.BF16 else ON_DEMAND,
+            _gemm_sm90(a, a, layouts, tile, cluster, mainloop, scheduler=SLICED),
         )
     if layouts == "rc":
         # Without these others take at most 0.15% longer on random shapes.

@@ -51,7 +51,7 @@ def bits(torch: Any, array: Any) -> Any:
 
 def in_slices(search: Any) -> None:
     """Skips where the table has no kernel that adds up slices; asserts that a search is served by them."""
-    if not any(info.key.mainloop == SLICED for info in ac.kernels(op="gemm")):
+    if not any(info.key.scheduler == SLICED for info in ac.kernels(op="gemm")):
         pytest.skip("the table has no kernel that adds up slices")
     kinds = {candidate.formulation.divided for candidate in select.rank(search)}
     assert select.reduction(search).slices > 1

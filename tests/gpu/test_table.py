@@ -109,7 +109,7 @@ def test_scheduler_options(info: ac.KernelInfo) -> None:
     runnable(info)
     tile_m, tile_n, tile_k = info.key.tile
     unit = max(info.key.align_a, info.key.align_d)
-    columns, k = (3 if info.key.mainloop == SLICED else 7) * tile_n + unit, 2 * tile_k + every_cell.least_k(info.key)
+    columns, k = (3 if info.key.scheduler == SLICED else 7) * tile_n + unit, 2 * tile_k + every_cell.least_k(info.key)
     launch = Launch(info.key, info, (rows_for(info.key, 9 * tile_m + unit), columns, k))
     candidate = launch.candidate()
     orders = ((1, 1), (2, 2), (4, 0), (8, 1), (8, 2))

@@ -173,18 +173,18 @@ def gemm_shapes(key: KernelKey) -> list[tuple[int, int, int]]:
 
 def least_k(key: KernelKey) -> int:
     """The K from which a cell serves problems."""
-    return LEAST_SLICES * LEAST_SLICE if key.mainloop == SLICED else 0
+    return LEAST_SLICES * LEAST_SLICE if key.scheduler == SLICED else 0
 
 
 def search(key: KernelKey, problem: GemmProblem, device: Device | None = None) -> GemmSearch:
     """The search for a problem in which a cell serves it, on the GPU unless another device is given."""
-    return GemmSearch(problem, device or devices.get(0), batch_invariant=key.mainloop == SLICED)
+    return GemmSearch(problem, device or devices.get(0), batch_invariant=key.scheduler == SLICED)
 
 
 def candidate(key: KernelKey, problem: GemmProblem, info: KernelInfo | None) -> Candidate[Any]:
     """A cell for a problem, without slices of K but where it adds them up itself."""
     found = replace(select.candidate_of(search(key, problem), key), info=info)
-    return found if key.mainloop == SLICED else replace(found, split_k=1)
+    return found if key.scheduler == SLICED else replace(found, split_k=1)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def test_long_k_has_the_same_slices_for_every_number_of_rows(
         for each in rank(search):
             launches = (each, *search.launches(each))
             found |= {(select.reduction(search), launch.split_k, reduction_of(launch.key)) for launch in launches}
-            (one_by_one if each.key.mainloop == SLICED else side_by_side).add(rows)
+            (one_by_one if each.key.scheduler == SLICED else side_by_side).add(rows)
     ((wanted, slices, own),) = found
     assert wanted == own._replace(slices=wanted.slices)
     # Slices are whole steps, so that fewer may come to K.
@@ -198,7 +198,7 @@ def test_many_rows_are_not_computed_side_by_side() -> None:
 
 
 def test_without_kernels_that_add_up_slices_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_table.install(monkeypatch, [row for row in fake_table.rows_of() if row.key.mainloop != SLICED])
+    fake_table.install(monkeypatch, [row for row in fake_table.rows_of() if row.key.scheduler != SLICED])
     searches = [search_of(shape=GemmShape(m, 256, 16384), **LONG) for m in ROWS]
     found = {select.reduction(search) for search in searches}
     assert [wanted.slices for wanted in found if wanted is not None] == [1]

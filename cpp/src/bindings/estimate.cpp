@@ -70,10 +70,8 @@ std::shared_ptr<Kernel> read_kernel(py::object const& key, bool common, int64_t 
   made->math = named<Math>(
       {{"default", Math::kDefault}, {"fast", Math::kFast}, {"ieee", Math::kIeee}, {"3xtf32", Math::k3xTf32}},
       text("math"), Math::kOther);
-  made->sliced = text("mainloop") == "sliced";
   made->capability = key.attr("arch").attr("capability").cast<std::pair<int, int>>();
   made->tile = key.attr("tile").cast<std::array<int64_t, 3>>();
-  if (made->sliced && made->tile[0] == 64) made->mainloop = Mainloop::kPingpong;
   made->cluster = key.attr("cluster").cast<std::array<int64_t, 3>>();
   auto const warps = key.attr("warps").cast<std::array<int64_t, 3>>();
   made->warps = warps[0] * warps[1] * warps[2];
@@ -83,7 +81,8 @@ std::shared_ptr<Kernel> read_kernel(py::object const& key, bool common, int64_t 
   made->d_columns = text("layout_d") == "c";
   std::string const a = key.attr("a").attr("value").cast<std::string>();
   made->f64 = a == "f64", made->i8 = a == "i8", made->fp8 = a == "e4m3" || a == "e5m2";
-  made->stream_k = text("scheduler") == "streamk", made->nosmem = text("epilogue_schedule") == "nosmem";
+  made->stream_k = text("scheduler") == "streamk", made->sliced = text("scheduler") == "sliced";
+  made->nosmem = text("epilogue_schedule") == "nosmem";
   made->gated = text("epilogue").rfind("gated", 0) == 0;
   made->block_scaled = !text("scale_type").empty();
   made->common = common;

@@ -180,8 +180,8 @@ class GemmSearch(ProductSearch):
         yield not (formulation.extended and key.generation == "sm80"), "it reads operands of this K as they lie"
         yield from super().rules(key, formulation)
         one_by_one = formulation.slices > 0 and not formulation.divided
-        yield key.mainloop == SLICED or not one_by_one, "it adds up K as a whole"
-        yield key.mainloop != SLICED or one_by_one, "it adds up K in slices, for batch-invariant calls of long K"
+        yield key.scheduler == SLICED or not one_by_one, "it adds up K as a whole"
+        yield key.scheduler != SLICED or one_by_one, "it adds up K in slices, for batch-invariant calls of long K"
 
     def rules_of_extents(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:
         yield from super().rules_of_extents(key, formulation)

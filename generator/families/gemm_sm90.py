@@ -91,17 +91,19 @@ def supports(key: KernelKey) -> Status:
     if k * key.a.bits != 1024:
         return no("the K tile is 128 bytes, the widest swizzle")
     # 255 registers a thread; the accumulators of a consumer warp group may take 128 of them, 192 where only alpha and
-    # beta C follow, or all but 128 of them belong to the mainloop (PromotedMainloop). Threads of three groups have 160.
+    # beta C follow, 176 where scales do, 192 again where all but 128 of them belong to the mainloop (PromotedMainloop).
+    # Threads of three groups have 160.
     registers, limit = m * n // (128 * groups), 128
     is_plain = key.a.bits == 16 and (key.epilogue, key.epilogue_schedule) == (LINEAR, "tma")
+    is_scaled = key.math == "fast" and (key.epilogue, key.epilogue_schedule) == (SCALED, "tma")
     if key.a in FP8_TYPES and key.math == "default":
         registers, limit = registers + n // 2 * (2 if m == 64 * groups and n <= 128 else 1), 192
-    elif is_plain:
-        limit = 104 if groups == 3 else 192
-    if groups == 3 and (not is_plain or key.d.bits != 16 or key.scheduler == "streamk" or key.stages):
+    elif is_plain or (is_scaled and key.d.bits == 16):
+        limit = 104 if groups == 3 else 176 if is_scaled else 192
+    if groups == 3 and (not (is_plain or is_scaled) or key.d.bits != 16 or key.scheduler == "streamk" or key.stages):
         return no(
-            "tiles of 192 rows, by three warp groups, are for f16 and bf16, linear epilogues over TMA and as many "
-            "stages as fit"
+            "tiles of 192 rows, by three warp groups, are for f16 and bf16 with linear epilogues and fast accumulation "
+            "of fp8 with scaled ones, over TMA, with as many stages as fit"
         )
     if registers > limit:
         return no(f"the accumulators would spill: at most {limit} registers a thread")
@@ -138,8 +140,11 @@ def _supports_fitted(key: KernelKey) -> Status:
             "kernels whose launch chooses the columns of a tile multiply f16 and bf16, or e4m3 with a scaled epilogue, "
             "and store f16 and bf16 by TMA"
         )
-    if key.tile[1] % 64:
-        return no("kernels whose launch chooses the columns of a tile have N tiles that are multiples of 64")
+    if key.tile[1] % (16 if key.layout_b == COLUMN else 64):
+        return no(
+            "kernels whose launch chooses the columns of a tile have N tiles that are multiples of 16, of 64 where B "
+            "is row-major"
+        )
     return OK
 
 
@@ -410,18 +415,22 @@ _FITTED_FP8_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str, 
         ((64, 192), (4, 2), "pingpong", COLUMN),
         ((128, 192), (2, 1), "cooperative", COLUMN),
         ((128, 192), (4, 2), "cooperative", COLUMN),
-        ((128, 192), (2, 1), "cooperative", ROW),
         ((128, 192), (2, 4), "cooperative", ROW),
     ),
     "fast": (
         ((64, 256), (4, 1), "pingpong", COLUMN),
         ((64, 256), (4, 2), "pingpong", COLUMN),
-        ((128, 256), (2, 1), "cooperative", COLUMN),
+        ((128, 176), (1, 2), "pingpong", COLUMN),
+        ((128, 176), (2, 4), "pingpong", COLUMN),
+        ((128, 256), (1, 1), "cooperative", COLUMN),
         ((128, 256), (4, 2), "cooperative", COLUMN),
+        ((192, 192), (1, 2), "cooperative", COLUMN),
         ((128, 256), (2, 4), "cooperative", ROW),
+        ((192, 192), (1, 2), "cooperative", ROW),
     ),
 }
-"""Of e4m3 with scaled results in bf16, by the math mode: as `_FITTED_TILES` (docs/performance-log.md, 2026-11-26)."""
+"""Of e4m3 with scaled results in bf16, by the math mode: as `_FITTED_TILES` (docs/performance-log.md, 2026-11-26 and
+28)."""
 
 
 _gemm_sm90 = functools.partial(tma_key, "gemm", SmArch.SM90A)
@@ -506,7 +515,7 @@ def _half_cells(a: D, layouts: str) -> Iterator[Cell]:
 
 
 def _fp8_cells() -> Iterator[Cell]:
-    # The scaled epilogue serves calls without scales on the device as well: `lc` is there where speed counts most.
+    # The scaled epilogue serves calls without scales on the device as well, as fast.
     full = ((128, 128), (1, 1), "cooperative")  # measured: a cluster gains nothing where the adders are the limit
     fast = ((128, 256), (2, 1), "cooperative")
     wide = ((256, 128), (2, 1), "cooperative")
@@ -519,12 +528,13 @@ def _fp8_cells() -> Iterator[Cell]:
                 tier = DEFAULT if plain and d is D.BF16 else FULL if usual else ON_DEMAND
                 yield tier, _gemm_sm90(a, d, "rc", *full, b=b, epilogue="scaled")
                 if (d is D.BF16 and either) or (plain and d is D.F8E4M3):
-                    yield FULL, _gemm_sm90(a, d, "rc", *fast, b=b, math="fast", epilogue="scaled")
+                    tier = DEFAULT if plain and d is D.BF16 else FULL
+                    yield tier, _gemm_sm90(a, d, "rc", *fast, b=b, math="fast", epilogue="scaled")
             if either:
                 yield FULL, _gemm_sm90(a, D.BF16, "rc", *full, b=b, scale_granularity=BLOCKWISE)
     e4m3 = D.F8E4M3
-    yield DEFAULT, _gemm_sm90(e4m3, D.BF16, "rc", *full)
-    yield DEFAULT, _gemm_sm90(e4m3, D.BF16, "rc", *fast, math="fast")
+    yield ON_DEMAND, _gemm_sm90(e4m3, D.BF16, "rc", *full)
+    yield ON_DEMAND, _gemm_sm90(e4m3, D.BF16, "rc", *fast, math="fast")
     for math, fitted in _FITTED_FP8_TILES.items():
         for widest, cluster, mainloop, layout_d in fitted:
             yield FULL, _gemm_sm90(
@@ -541,8 +551,8 @@ def _fp8_cells() -> Iterator[Cell]:
         for tiling in tilings:
             yield ON_DEMAND, _gemm_sm90(e4m3, D.BF16, "rc", *tiling, math=math, epilogue="scaled", layout_d=COLUMN)
     yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *full, epilogue="scaled", epilogue_schedule="nosmem")
-    for d in (D.F16, D.F32):
-        yield FULL, _gemm_sm90(e4m3, d, "rc", *full, scale_granularity=BLOCKWISE)
+    for tier, d in ((ON_DEMAND, D.F16), (FULL, D.F32)):
+        yield tier, _gemm_sm90(e4m3, d, "rc", *full, scale_granularity=BLOCKWISE)
     for tiling in (wide, ((64, 128), (1, 1), "pingpong")):
         yield FULL, _gemm_sm90(e4m3, D.BF16, "rc", *tiling, scale_granularity=BLOCKWISE)
     yield FULL, _gemm_sm90(e4m3, e4m3, "rc", *full, epilogue="scaled", scale_granularity=BLOCKWISE)

@@ -411,9 +411,7 @@ struct TmaEpilogue {
 
   template <class Problem, class Where>
   CUTLASS_DEVICE void read_ahead(Problem const& problem, Where const& where, int thread) {
-    // Beside 192 sums of a thread, what is read has no registers until they are there.
-    constexpr bool kHasRoom = kTileM * kTileN / kThreads < 192;
-    if constexpr (kReadsAhead<Visitor> && kHasRoom) visitor.read_ahead(problem, where, thread, kThreads);
+    if constexpr (kReadsAhead<Visitor>) visitor.read_ahead(problem, where, thread, kThreads);
   }
 
   // D = factor * sums, of a visitor that says so: -0 stays, which adding 0 * C would make 0.

@@ -171,7 +171,7 @@ Launch Model::launch(Kernel const& kernel, Extents const& extents, Gpu const& gp
   if (made.seconds > 0 && is_corrected(kernel, extents)) {  // extents that no memory holds may have no estimate
     KernelCorrection::Inputs const inputs = kernel_inputs(kernel, extents, gpu, made);
     double const correction = kernel.fp8 ? kKernels.fp8(inputs, 0) : kKernels.half(inputs, 0);
-    made.seconds *= std::exp(std::clamp(correction, KernelCorrection::kLeast, KernelCorrection::kMost));
+    made.seconds *= std::exp(std::clamp(correction, KernelCorrection::least(kernel.fp8), KernelCorrection::kMost));
     made.seconds = std::max(made.seconds, least(kernel, extents, gpu));
   }
   if (extents.copied > 0) {
@@ -518,7 +518,7 @@ double Model::saved(Kernel const& kernel, Extents const& e) const {
 
 double Model::bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const {
   double const seconds = formula_bound(kernel, extents, gpu);
-  return is_corrected(kernel, extents) ? seconds * std::exp(KernelCorrection::kLeast) : seconds;
+  return is_corrected(kernel, extents) ? seconds * std::exp(KernelCorrection::least(kernel.fp8)) : seconds;
 }
 
 double Model::formula_bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const {

@@ -247,6 +247,10 @@ REQUESTS = {
     "alpha and C": ac.GemmRequest(
         ac.GemmShape(96, 512, 4104), dtype=D.BF16, layout_b=COLUMN, epilogue=ac.GemmEpilogue(alpha=0.7, beta=-1.3)
     ),
+    # Two orders of rounding give one of some 60,000 results in bf16 other bits.
+    "alpha and C of many": ac.GemmRequest(
+        ac.GemmShape(1000, 1024, 1096), dtype=D.BF16, layout_b=COLUMN, epilogue=ac.GemmEpilogue(alpha=0.7, beta=-1.3)
+    ),
     "alpha, C and bias": ac.GemmRequest(
         ac.GemmShape(24, 512, 4104), dtype=D.BF16, layout_b=COLUMN,
         epilogue=ac.GemmEpilogue(alpha=0.7, beta=-1.3, bias=True, activation="silu"),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import UnsupportedError
-from ..generator.epilogue.lower import base_of, is_common
+from ..generator.epilogue.lower import LINEAR, base_of, is_common
 from ..generator.key import KernelKey, instruction_shape
 from ..generator.rules import SPLIT
 
@@ -31,7 +31,8 @@ class Reduction(NamedTuple):
         instruction_k: elements of K in one instruction.
         tile_k: elements of K in a step of the mainloop; the sm80 generation begins with the remainder of K.
         warps_k: warps that divide a step among them.
-        epilogue: the scaling that the epilogue begins with, and whether its operations are arguments of the launch.
+        epilogue: the scaling that the epilogue begins with, whether its operations are arguments of the launch, and
+            whether it is CUTLASS's.
         iteration: the order of a convolution's taps and channels; empty elsewhere.
         slices: parts of K that are added up by themselves first, where the problem fixes their number: as many, or
             fewer of whole steps that come to K.
@@ -73,6 +74,8 @@ def reduction_of(key: KernelKey) -> Reduction | None:
     sm80 = key.generation == "sm80"
     instruction_k = instruction_shape(key)[2] if sm80 else INSTRUCTION_BYTES * 8 // key.a.bits
     epilogue = f"{base_of(key.epilogue)}+common" if is_common(key.epilogue) else base_of(key.epilogue)
+    if (key.epilogue, key.epilogue_schedule) == (LINEAR, "nosmem"):
+        epilogue += " from registers"  # CUTLASS's rounds beta C, ours over TMA alpha times the sum (epilogue_linear.h)
     iteration = " ".join(filter(None, (key.iterator, key.stride_support, key.group_mode)))
     if key.group_mode:  # a tile of several groups adds zeros to the sums of each
         iteration += f" {key.tile[1]}"

@@ -90,16 +90,22 @@ def supports(key: KernelKey) -> Status:
         return no("gated epilogues exchange four blocks of eight columns at once: tiles are multiples of 32 along N")
     if k * key.a.bits != 1024:
         return no("the K tile is 128 bytes, the widest swizzle")
-    # 255 registers a thread; the accumulators of a consumer warp group may take 128 of them, 192 where only alpha and
-    # beta C follow, 176 where scales do, 192 again where all but 128 of them belong to the mainloop (PromotedMainloop).
-    # Threads of three groups have 160.
+    # A thread of a consumer warp group has 240 registers, of three groups 160. Accumulators may take 128 of them; 192
+    # where all but 128 belong to the mainloop (PromotedMainloop), or where only alpha and beta C follow; 176 where
+    # scales follow in fast accumulation; of three groups 104 and 96. More spills, or was not tried.
     registers, limit = m * n // (128 * groups), 128
     is_plain = key.a.bits == 16 and (key.epilogue, key.epilogue_schedule) == (LINEAR, "tma")
-    is_scaled = key.math == "fast" and (key.epilogue, key.epilogue_schedule) == (SCALED, "tma")
+    is_scaled = (
+        (key.math, key.epilogue, key.epilogue_schedule, layouts) == ("fast", SCALED, "tma", ROW + COLUMN)
+        and key.scheduler != "streamk"
+        and key.d.bits == 16
+    )
     if key.a in FP8_TYPES and key.math == "default":
         registers, limit = registers + n // 2 * (2 if m == 64 * groups and n <= 128 else 1), 192
-    elif is_plain or (is_scaled and key.d.bits == 16):
-        limit = 104 if groups == 3 else 176 if is_scaled else 192
+    elif is_scaled:
+        limit = 96 if groups == 3 else 176
+    elif is_plain:
+        limit = 104 if groups == 3 else 192
     if groups == 3 and (not (is_plain or is_scaled) or key.d.bits != 16 or key.scheduler == "streamk" or key.stages):
         return no(
             "tiles of 192 rows, by three warp groups, are for f16 and bf16 with linear epilogues and fast accumulation "
@@ -379,7 +385,8 @@ _SLICED_TILES = (
     ((64, 128), (1, 2), "pingpong"),
 )
 """Of f16 and bf16: tiles that add up slices of K one after the other, with the bits of slices side by side but no
-workspace: for the many rows of batch-invariant calls. Others gain 2 to 3% (docs/performance-log.md, 2026-11-27)."""
+workspace: for the many rows of batch-invariant calls. Further tiles would save 2 to 3% (docs/performance-log.md,
+2026-11-27)."""
 
 _TURNED_TF32_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...]] = {
     "rc": (((64, 64), (4, 1), "pingpong"),),
@@ -525,11 +532,10 @@ def _fp8_cells() -> Iterator[Cell]:
             for d in GEMM_OUTPUTS[a, b, "default"]:
                 # cuBLASLt does not multiply e5m2 by e5m2, and gradients, in e5m2, give wide results.
                 usual = d is D.BF16 or (plain and d is not D.F8E5M2) or (either and d is D.F32)
-                tier = DEFAULT if plain and d is D.BF16 else FULL if usual else ON_DEMAND
-                yield tier, _gemm_sm90(a, d, "rc", *full, b=b, epilogue="scaled")
+                first = DEFAULT if plain and d is D.BF16 else FULL
+                yield first if usual else ON_DEMAND, _gemm_sm90(a, d, "rc", *full, b=b, epilogue="scaled")
                 if (d is D.BF16 and either) or (plain and d is D.F8E4M3):
-                    tier = DEFAULT if plain and d is D.BF16 else FULL
-                    yield tier, _gemm_sm90(a, d, "rc", *fast, b=b, math="fast", epilogue="scaled")
+                    yield first, _gemm_sm90(a, d, "rc", *fast, b=b, math="fast", epilogue="scaled")
             if either:
                 yield FULL, _gemm_sm90(a, D.BF16, "rc", *full, b=b, scale_granularity=BLOCKWISE)
     e4m3 = D.F8E4M3

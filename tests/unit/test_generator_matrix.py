@@ -242,6 +242,26 @@ def test_fp8_of_hopper_has_block_scales_and_fits_default() -> None:
     assert 1 <= sum(preset_of(k) == "default" for k in keys) <= 4
 
 
+def test_wide_tiles_of_fp8_have_fast_accumulation_along_k_and_narrow_results() -> None:
+    found = next(k for k in FULL if k.a is D.F8E4M3 and k.tile[:2] == (192, 192))
+    wide = replace(found, scheduler="persistent")
+    pingpong = replace(wide, tile=(128, 176, 128), mainloop="pingpong")
+    assert supports(found)
+    assert supports(wide)
+    assert supports(pingpong)
+    for refused in (
+        replace(wide, tile=(192, 208, 128)),
+        replace(wide, math="default"),
+        replace(wide, d=D.F32, align_d=4),
+        replace(wide, d=D.F8E4M3, align_d=16),
+        replace(wide, scheduler="streamk"),
+        replace(wide, layout_a="c", layout_b="c"),
+        replace(pingpong, tile=(128, 192, 128)),
+        replace(pingpong, layout_a="c"),
+    ):
+        assert not supports(refused), refused.name
+
+
 def test_fp8_needs_sm_89() -> None:
     key = _one(generation="sm80", arch=SmArch.SM89, a=D.F8E4M3)
     assert set(FP8_ARCHS) == {arch for arch in SmArch if supports(replace(key, arch=arch))}

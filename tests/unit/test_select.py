@@ -459,7 +459,8 @@ def test_estimates_of_kernels_are_corrected_within_limits(key: KernelKey, extent
         return
     least = estimate.least(key, of_problem, H200)
     assert corrected.seconds >= least
-    assert 0.81 < corrected.seconds / by_formulas.seconds < 1.5 or corrected.seconds == least
+    shortest = 0.66 if key.a in FP8_TYPES else 0.81
+    assert shortest < corrected.seconds / by_formulas.seconds < 1.5 or corrected.seconds == least
     made, _ = estimate.model.kernel_sample(kernel, of_problem, H200, shared, 1)
     assert made.seconds == by_formulas.seconds
 
@@ -481,7 +482,7 @@ def test_estimates_of_fp8_for_few_rows_are_corrected_too(key: KernelKey, extents
         assert estimate.model.is_corrected(kernel, of_problem)
         assert corrected.seconds != made.seconds
         least = estimate.least(key, of_problem, H200)
-        assert 0.81 < corrected.seconds / made.seconds < 1.5 or corrected.seconds == least
+        assert 0.66 < corrected.seconds / made.seconds < 1.5 or corrected.seconds == least
 
 
 @pytest.mark.usefixtures("full_table")

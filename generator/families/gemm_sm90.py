@@ -220,7 +220,7 @@ def values(key: KernelKey) -> dict[str, str]:
         "instructions": wgmma_instructions(key),
         "cute_tile": static_ints(key.tile),
         "include": _includes(key),
-        **_fitted_cpp(key),
+        **_wrapper_cpp(key),
         "cute_cluster": static_ints(key.cluster),
         "stage_count": f"cutlass::gemm::collective::StageCount<{key.stages}>" if key.stages else "void",
         "mainloop_schedule": _MAINLOOP_SCHEDULE[key.mainloop] + _schedule_suffix(key),
@@ -239,14 +239,14 @@ def _includes(key: KernelKey) -> str:
     return "".join(f'#include "atomr_cutlass/{name}.h"\n' for name in found)
 
 
-def _fitted_cpp(key: KernelKey) -> dict[str, str]:
+def _wrapper_cpp(key: KernelKey) -> dict[str, str]:
     """The values of the template that wrap the cell in one for each width, or in one with a second set of sums."""
     if key.scheduler == SLICED:
-        return {"fitted": "atomr_cutlass::SlicedCell<", "widths": ">"}
+        return {"wrapper": "atomr_cutlass::SlicedCell<", "wrapper_end": ">"}
     some = widths(key)
     if not some:
-        return {"fitted": "", "widths": ""}
-    return {"fitted": "atomr_cutlass::FittedCell<", "widths": f", {some.start}, {key.tile[1]}, {some.step}>"}
+        return {"wrapper": "", "wrapper_end": ""}
+    return {"wrapper": "atomr_cutlass::FittedCell<", "wrapper_end": f", {some.start}, {key.tile[1]}, {some.step}>"}
 
 
 def _schedule_suffix(key: KernelKey) -> str:

@@ -21,6 +21,7 @@ from atomr_cutlass.ops.gemm.kernels import IN_ORDER
 from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.operation import operation_of
+from atomr_cutlass.pipeline.reduction import reduction_of
 
 pytestmark = [pytest.mark.gpu]
 
@@ -302,7 +303,7 @@ def test_kernels_of_one_reduction_agree(torch: Any, name: str) -> None:
         swapped = "swapped " if candidate.formulation.swapped else ""
         slices = f" split {candidate.split_k}" if candidate.split_k > 1 else f" {candidate.width}"
         # As many slices are settled for batch-invariant requests alone.
-        reduction = None if candidate.split_k > 1 and not search.batch_invariant else search.reduction_of(key)
+        reduction = None if candidate.split_k > 1 and not search.batch_invariant else reduction_of(key)
         found[reduction][digest].append(f"{swapped}{key.name}{slices}")
     if not found:
         pytest.skip("the table has no kernel for it")

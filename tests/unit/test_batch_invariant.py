@@ -60,7 +60,7 @@ def reductions(device: Device = H200, **given: Any) -> set[Any]:
         ranked = select.rank(search)
         assert ranked
         assert all(candidate.split_k == 1 for candidate in ranked)
-        found |= {search.reduction_of(candidate.key) for candidate in ranked}
+        found |= {reduction_of(candidate.key) for candidate in ranked}
     return found
 
 
@@ -87,7 +87,7 @@ def test_copies_are_made_for_every_number_of_rows_or_none(dtype: D, layout_b: Ge
     found = set()
     for rows in (16, 64, 128, 512, 4096):
         search = search_of(shape=GemmShape(rows, n, k), dtype=dtype, layout_a=COLUMN, layout_b=layout_b)
-        found |= {select.reduction(search), *(search.reduction_of(candidate.key) for candidate in select.rank(search))}
+        found |= {select.reduction(search), *(reduction_of(candidate.key) for candidate in select.rank(search))}
     assert len(found) == 1
 
 
@@ -119,7 +119,7 @@ def test_long_k_has_the_same_slices_for_every_number_of_rows(
         for each in rank(search):
             launches = (each, *search.launches(each))
             found |= {
-                (select.reduction(search), launch.split_k, search.reduction_of(launch.key)) for launch in launches
+                (select.reduction(search), launch.split_k, reduction_of(launch.key)) for launch in launches
             }
             (one_by_one if each.key.scheduler == SLICED else side_by_side).add(rows)
     ((wanted, slices, own),) = found
@@ -227,17 +227,15 @@ def test_epilogues() -> None:
         assert len(reductions(shape=(None, 2048, 1024), dtype=D.BF16, layout_b=COLUMN, epilogue=epilogue)) == 1
 
 
-def test_kernels_for_few_rows_serve_rows_of_d_that_are_not_aligned_without_c() -> None:
-    """Those for many store from registers then, and add C in another order."""
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_kernels_for_few_rows_serve_rows_of_d_that_are_not_aligned(beta: float) -> None:
+    """Beside those for many, which store from registers then."""
+    given: dict[str, Any] = {"dtype": D.BF16, "layout_b": COLUMN, "epilogue": ac.GemmEpilogue(beta=beta)}
     for rows in (1, 16, 128):
-        search = search_of(shape=GemmShape(rows, 50257, 4096), dtype=D.BF16, layout_b=COLUMN)
-        assert any(candidate.key.mainloop == FEW for candidate in select.rank(search))
-    with_c: dict[str, Any] = {"dtype": D.BF16, "layout_b": COLUMN, "epilogue": ac.GemmEpilogue(beta=0.5)}
-    assert len({select.reduction(search_of(shape=GemmShape(rows, 50257, 4096), **with_c)) for rows in ROWS}) == 1
-    ranked = select.rank(search_of(shape=GemmShape(128, 50257, 4096), **with_c))
-    assert {candidate.key.epilogue_schedule for candidate in ranked} == {"nosmem"}
-    ranked = select.rank(search_of(shape=GemmShape(128, 4096, 4096), **with_c))
-    assert "nosmem" not in {candidate.key.epilogue_schedule for candidate in ranked}
+        ranked = select.rank(search_of(shape=GemmShape(rows, 50257, 4096), **given))
+        assert {FEW, "pingpong"} <= {candidate.key.mainloop for candidate in ranked}
+        assert {candidate.key.epilogue_schedule for candidate in ranked if candidate.key.mainloop != FEW} == {"nosmem"}
+    assert len({select.reduction(search_of(shape=GemmShape(rows, 50257, 4096), **given)) for rows in ROWS}) == 1
 
 
 def test_a_row_of_a_padded_matrix_has_the_reduction_of_several() -> None:
@@ -306,7 +304,7 @@ def test_one_reduction_serves_every_number_of_images(device: Device, kind: Any, 
         ranked = select.rank(search) or select.rank_cells(search)
         # Offsets of many images are beyond what some kernels count: none of another reduction takes their place.
         assert ranked or n == IMAGES[-1], (n, search.reason())
-        found |= {search.reduction_of(candidate.key) for candidate in ranked}
+        found |= {reduction_of(candidate.key) for candidate in ranked}
     assert settled == found
     assert len(found) == 1
     assert None not in found
@@ -363,7 +361,7 @@ def test_the_matrix_settles_it_where_the_table_has_no_kernel(monkeypatch: pytest
     for rows, found in built.items():
         search = search_of(shape=GemmShape(rows, 4096, 4096), dtype=D.BF16)
         assert select.reduction(search) == found
-        assert {search.reduction_of(candidate.key) for candidate in select.rank_cells(search)} == {found}
+        assert {reduction_of(candidate.key) for candidate in select.rank_cells(search)} == {found}
 
 
 def test_plans_and_tuned_choices_are_not_those_of_other_requests() -> None:

@@ -22,6 +22,7 @@ from atomr_cutlass.ops.gemm.plans import from_candidate, make
 from atomr_cutlass.ops.gemm.problem import GemmProblem
 from atomr_cutlass.pipeline import devices, select
 from atomr_cutlass.pipeline.planning import PlanOptions
+from atomr_cutlass.pipeline.reduction import reduction_of
 from fake_table import A100, H200
 from gemm_problems import dense
 
@@ -231,7 +232,7 @@ def test_batch_invariant_calls_copy_nothing_for_few_rows(
         search = GemmSearch(dense(m, 80, 1024, layouts, dtype), H200, batch_invariant=True)
         chosen = select.choose(search)
         assert not chosen.formulation.copies
-        found.add(search.reduction_of(chosen.key))
+        found.add(reduction_of(chosen.key))
     assert len(found) == 1
 
 

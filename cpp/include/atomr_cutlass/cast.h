@@ -3,6 +3,7 @@
 #pragma once
 
 #include "atomr_cutlass/kernel_abi.h"
+#include "atomr_cutlass/rounding.h"
 #include "cutlass/array.h"
 #include "cutlass/cutlass.h"
 #include "cutlass/numeric_conversion.h"
@@ -93,11 +94,11 @@ struct Cast {
         }
       }
       CUTLASS_PRAGMA_UNROLL
-      for (int j = 0; j < kVector; ++j) values[j] *= factor;
+      for (int j = 0; j < kVector; ++j) values[j] = times(factor, values[j]);
       if (params.c != nullptr) {
         cutlass::Array<Compute, kVector> const source = widen_c(reinterpret_cast<Target const*>(params.c)[i]);
         CUTLASS_PRAGMA_UNROLL
-        for (int j = 0; j < kVector; ++j) values[j] += params.beta * source[j];
+        for (int j = 0; j < kVector; ++j) values[j] = plus_source(values[j], params.beta, source[j]);
       }
       Target target;
       static_cast<cutlass::Array<ElementD, kVector>&>(target) = narrow(values);
@@ -108,8 +109,10 @@ struct Cast {
       for (int slice = 0; slice < params.slices; ++slice) {
         value += cutlass::NumericConverter<Compute, ElementA>{}(params.a[slice * params.stride + i]);
       }
-      value *= factor;
-      if (params.c != nullptr) value += params.beta * cutlass::NumericConverter<Compute, ElementD>{}(params.c[i]);
+      value = times(factor, value);
+      if (params.c != nullptr) {
+        value = plus_source(value, params.beta, cutlass::NumericConverter<Compute, ElementD>{}(params.c[i]));
+      }
       params.d[i] = cutlass::NumericConverter<ElementD, Compute>{}(value);
     }
   }

@@ -1,9 +1,10 @@
-// D = alpha * A B + beta * C, as a visitor of TMA epilogues of CUTLASS 3.x: one node. CUTLASS's own admits scalars on
+// D = alpha * A B + beta * C. Of TMA epilogues of CUTLASS 3.x, a visitor of one node: CUTLASS's own admits scalars on
 // the device and one for each matrix of a batch; the registers that this takes are missed by mainloops that use the
 // epilogue's warps. For groups, it has the warp that loads C wait for nothing on every tile when there is no C.
 #pragma once
 
 #include "atomr_cutlass/epilogue_plain.h"
+#include "atomr_cutlass/rounding.h"
 #include "cute/tensor.hpp"
 #include "cutlass/array.h"
 #include "cutlass/cutlass.h"
@@ -31,18 +32,6 @@ struct LinearVisitor : PlainVisitor<LinearParams<Compute>> {
   CUTLASS_DEVICE ProductOnly product() const { return {params->beta == 0, params->alpha}; }
   CUTLASS_DEVICE bool is_C_load_needed() const { return params->beta != Compute(0); }
 
-  // Left to the compiler, now the one product is rounded and now the other, from kernel to kernel.
-  CUTLASS_DEVICE static float product(float alpha, float acc) { return __fmul_rn(alpha, acc); }
-  CUTLASS_DEVICE static float sum(float product, float beta, float source) { return __fmaf_rn(beta, source, product); }
-  template <class Other>
-  CUTLASS_DEVICE static Other product(Other alpha, Other acc) {
-    return alpha * acc;
-  }
-  template <class Other>
-  CUTLASS_DEVICE static Other sum(Other product, Other beta, Other source) {
-    return product + beta * source;
-  }
-
   template <class Source>
   struct Callbacks : cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks {
     Params const& params;
@@ -57,11 +46,11 @@ struct LinearVisitor : PlainVisitor<LinearParams<Compute>> {
       cutlass::NumericConverter<Compute, ElementD> of_source;
       cutlass::Array<Compute, kCount> result;
       auto const add_source = [&](int i) {
-        result[i] = sum(result[i], params.beta, of_source(source(fragment * kCount + i)));
+        result[i] = plus_source(result[i], params.beta, of_source(source(fragment * kCount + i)));
       };
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kCount; ++i) {
-        result[i] = product(params.alpha, of_accumulator(accumulators[i]));
+        result[i] = times(params.alpha, of_accumulator(accumulators[i]));
         if (kZeros) add_source(i);
       }
       if (!kZeros && params.beta != Compute(0)) {
@@ -80,6 +69,37 @@ struct LinearVisitor : PlainVisitor<LinearParams<Compute>> {
   }
 
   Params const* params;
+};
+
+// The same from registers straight to global memory, for D whose rows are not aligned to 16 bytes: CUTLASS's rounds beta
+// C first.
+template <class ElementD, class Compute, class Stride>
+struct LinearStore : DirectStore<LinearParams<Compute>, ElementD, Stride> {
+  using Base = DirectStore<LinearParams<Compute>, ElementD, Stride>;
+  using typename Base::Params;
+  using typename Base::SharedStorage;
+
+  CUTLASS_HOST_DEVICE LinearStore(Params const& params, SharedStorage const& = SharedStorage()) : params(params) {}
+
+  template <class Problem, class Tile, class TileCoordinates, class Engine, class Layout, class TiledMma, class Residue>
+  CUTLASS_DEVICE void operator()(Problem problem, Tile tile, TileCoordinates where,
+                                 cute::Tensor<Engine, Layout> const& accumulators, TiledMma tiled_mma, Residue,
+                                 int thread, char*) {
+    cutlass::NumericConverter<Compute, typename Engine::value_type> of_accumulator;
+    cutlass::NumericConverter<Compute, ElementD> of_source;
+    cutlass::NumericConverter<ElementD, Compute> convert;
+    Compute const alpha = params.thread.alpha, beta = params.thread.beta;
+    Base::each_element(problem, tile, where, accumulators, tiled_mma, thread, [&](int i, int m, int n, int batch) {
+      Compute value = times(alpha, of_accumulator(accumulators(i)));
+      if (beta != Compute(0)) {
+        value = plus_source(value, beta, of_source(params.ptr_C[Base::offset(params.dC, m, n, batch)]));
+      }
+      params.ptr_D[Base::offset(params.dD, m, n, batch)] = convert(value);
+    });
+  }
+
+ private:
+  Params params;
 };
 
 }  // namespace atomr_cutlass

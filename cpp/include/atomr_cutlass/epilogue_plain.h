@@ -91,6 +91,26 @@ struct DirectStore : PlainEpilogue<DirectParams<Thread, Element, Stride>> {
     return int64_t(m) * cute::get<0>(stride) + int64_t(n) * cute::get<1>(stride) +
            int64_t(batch) * cute::get<2>(stride);
   }
+
+  // Calls `use` with each element of D that a thread has the sum of: its place among those, its row, its column and its
+  // batch.
+  template <class Problem, class Tile, class TileCoordinates, class Engine, class Layout, class TiledMma, class Use>
+  CUTLASS_DEVICE static void each_element(Problem const& problem, Tile const& tile, TileCoordinates const& where,
+                                          cute::Tensor<Engine, Layout> const& accumulators, TiledMma tiled_mma,
+                                          int thread, Use const& use) {
+    using namespace cute;
+    int const count_m = get<0>(problem), count_n = get<1>(problem);
+    Tensor const all = make_identity_tensor(make_shape(count_m, count_n));
+    Tensor const mine =
+        tiled_mma.get_thread_slice(thread).partition_C(local_tile(all, take<0, 2>(tile), take<0, 2>(where)));
+    Tensor const steps = make_coord_tensor(mine.layout());
+    int const first_m = get<0>(mine(_0{})), first_n = get<1>(mine(_0{}));
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < size(accumulators); ++i) {
+      int const m = first_m + get<0>(steps(i)), n = first_n + get<1>(steps(i));
+      if (m < count_m && n < count_n) use(i, m, n, int(get<3>(where)));
+    }
+  }
 };
 
 }  // namespace atomr_cutlass

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "atomr_cutlass/epilogue_plain.h"
+#include "atomr_cutlass/rounding.h"
 #include "atomr_cutlass/scaled.h"
 #include "cute/tensor.hpp"
 #include "cutlass/arch/barrier.h"
@@ -111,19 +112,21 @@ struct ScaledVisitor : PlainVisitor<ScaledParams> {
       cutlass::Array<float, kCount> result;
       if (params.uniform()) {
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kCount; ++i) result[i] = scale * float(accumulators[i]);
+        for (int i = 0; i < kCount; ++i) result[i] = times(scale, float(accumulators[i]));
       } else {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kCount; ++i) {
           auto const place = places(fragment * kCount + i);
           float const factor =
               shared.rows[first_m + cute::get<0>(place)] * shared.columns[first_n + cute::get<1>(place)];
-          result[i] = factor * float(accumulators[i]);
+          result[i] = times(factor, float(accumulators[i]));
         }
       }
       if (params.needs_c()) {
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kCount; ++i) result[i] += params.beta * float(source(fragment * kCount + i));
+        for (int i = 0; i < kCount; ++i) {
+          result[i] = plus_source(result[i], params.beta, float(source(fragment * kCount + i)));
+        }
       }
       if (params.amax != nullptr) {
         // Block scales beyond the edges are whatever lies there: the accumulators need not be zeros, or numbers.
@@ -186,30 +189,20 @@ struct ScaledStore : DirectStore<ScaledParams, Element, Stride> {
   CUTLASS_DEVICE void operator()(Problem problem, Tile tile, TileCoordinates where,
                                  cute::Tensor<Engine, Layout> const& accumulators, TiledMma tiled_mma, Residue,
                                  int thread, char*) {
-    using namespace cute;
-    int const count_m = get<0>(problem), count_n = get<1>(problem);
-    auto const shape = make_shape(count_m, count_n);
-    Tensor const all = make_identity_tensor(shape);
-    Tensor const mine =
-        tiled_mma.get_thread_slice(thread).partition_C(local_tile(all, take<0, 2>(tile), take<0, 2>(where)));
-    Tensor const steps = make_coord_tensor(mine.layout());
-    int const first_m = get<0>(mine(_0{})), first_n = get<1>(mine(_0{}));
-    int const batch = get<3>(where);
-
     ScaledParams const& scaled = params.thread;
     float const scale_d = scaled.output();
     LargestAbsolute largest;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < size(accumulators); ++i) {
-      int const m = first_m + get<0>(steps(i)), n = first_n + get<1>(steps(i));
-      if (m >= count_m || n >= count_n) continue;
+    Base::each_element(problem, tile, where, accumulators, tiled_mma, thread, [&](int i, int m, int n, int batch) {
       int const row = kSwapped ? n : m, column = kSwapped ? m : n;
-      float value = scaled.row(row, row + 1) * scaled.column(column, column + 1) * float(accumulators(i));
-      if (scaled.needs_c()) value += scaled.beta * float(params.ptr_C[offset(params.dC, m, n, batch)]);
+      float value =
+          times(scaled.row(row, row + 1) * scaled.column(column, column + 1), float(accumulators(i)));
+      if (scaled.needs_c()) {
+        value = plus_source(value, scaled.beta, float(params.ptr_C[offset(params.dC, m, n, batch)]));
+      }
       largest.see(value);
       cutlass::NumericConverter<ElementD, float> convert;
       params.ptr_D[offset(params.dD, m, n, batch)] = convert(value * scale_d);
-    }
+    });
     if (scaled.amax != nullptr) largest.store(scaled.amax);
   }
 

@@ -3,6 +3,7 @@
 
 #include "atomr_cutlass/epilogue_plain.h"
 #include "atomr_cutlass/epilogue_tree.h"
+#include "atomr_cutlass/rounding.h"
 #include "cute/tensor.hpp"
 #include "cutlass/arch/barrier.h"
 #include "cutlass/array.h"
@@ -85,7 +86,7 @@ struct TreeVisitor : PlainVisitor<Params_> {
         for (int j = 0; j < kCount; ++j) result[j] = Value(accumulators[j]);
         if (tree.params.beta != Value(0)) {
           CUTLASS_PRAGMA_UNROLL
-          for (int j = 0; j < kCount; ++j) result[j] += tree.params.beta * Value(from(j));
+          for (int j = 0; j < kCount; ++j) result[j] = plus_source(result[j], tree.params.beta, Value(from(j)));
           activate(result);
         } else if (tree.params.number() == Tree::kRelu) {
           CUTLASS_PRAGMA_UNROLL
@@ -105,7 +106,7 @@ struct TreeVisitor : PlainVisitor<Params_> {
         if constexpr (!kSource) {
           if (tree.params.beta != Value(0)) {
             CUTLASS_PRAGMA_UNROLL
-            for (int j = 0; j < kCount; ++j) result[j] += tree.params.beta * Value(from(j));
+            for (int j = 0; j < kCount; ++j) result[j] = plus_source(result[j], tree.params.beta, Value(from(j)));
           }
         }
         tree.template apply<kCount>(result, places, from);
@@ -343,7 +344,9 @@ struct TreeStore : DirectStore<TreeParams<typename Epilogue::Tree>, Element, Str
                                 ? scaled.row(row(j), tree.count_m) * scaled.column(column(j), tree.count_n)
                                 : params.thread.alpha;
         values[j] = scale * Value(accumulators(first + j));
-        if (!Epilogue::kSource && params.thread.beta != Value(0)) values[j] += params.thread.beta * Value(source(j));
+        if (!Epilogue::kSource && params.thread.beta != Value(0)) {
+          values[j] = plus_source(values[j], params.thread.beta, Value(source(j)));
+        }
       }
       tree.template apply<kCount>(values, places, source);
       CUTLASS_PRAGMA_UNROLL

@@ -25,6 +25,7 @@
 #pragma once
 
 #include "atomr_cutlass/kernel_abi.h"
+#include "atomr_cutlass/rounding.h"
 #include "atomr_cutlass/scaled.h"
 #include "atomr_cutlass/wgmma.h"
 #include "cute/arch/cluster_sm90.hpp"
@@ -991,7 +992,7 @@ struct GemmFewSm90 {
           int const m = params.turned ? tile_row + row + j : other, n = params.turned ? other : tile_row + row + j;
           scale = row + j < rows ? scaled.row(m, m + 1) * scaled.column(n, n + 1) : 0.0f;
         }
-        values[j] *= scale;
+        values[j] = times(scale, values[j]);
       }
       ElementD source[kRun] = {};
       if (Tree::kSource || scaled.needs_c()) {
@@ -1003,7 +1004,7 @@ struct GemmFewSm90 {
           if constexpr (Tree::kSource) {
             source[j] = c[j * params.c_row];
           } else {
-            values[j] += scaled.beta * float(c[j * params.c_row]);
+            values[j] = plus_source(values[j], scaled.beta, float(c[j * params.c_row]));
           }
         }
       }

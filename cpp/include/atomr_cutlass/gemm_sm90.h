@@ -53,30 +53,36 @@ struct BlockScales {
   using B = cute::tuple<Layout, LayoutOf<kN>>;
 };
 
-template <class Epilogue, class ElementD, class Stride, bool kSwapped>
+// What stores from registers.
+template <class Epilogue, class ElementD, class Compute, class Stride, bool kSwapped>
 struct StoreOf {
+  using Type = LinearStore<ElementD, Compute, Stride>;
+};
+template <class ElementD, class Compute, class Stride, bool kSwapped>
+struct StoreOf<ScaledEpilogue, ElementD, Compute, Stride, kSwapped> {
   using Type = ScaledStore<ElementD, Stride, kSwapped>;
 };
-template <class Tree, bool kScaled, class Lanes, class ElementD, class Stride, bool kSwapped>
-struct StoreOf<TreeEpilogue<Tree, kScaled, Lanes>, ElementD, Stride, kSwapped> {
+template <class Tree, bool kScaled, class Lanes, class ElementD, class Compute, class Stride, bool kSwapped>
+struct StoreOf<TreeEpilogue<Tree, kScaled, Lanes>, ElementD, Compute, Stride, kSwapped> {
   using Type = TreeStore<TreeEpilogue<Tree, kScaled, Lanes>, ElementD, Stride>;
 };
-template <class Tree, bool kScaled, class ElementD, class Stride, bool kSwapped>
-struct StoreOf<GatedEpilogue<Tree, kScaled>, ElementD, Stride, kSwapped> {
+template <class Tree, bool kScaled, class ElementD, class Compute, class Stride, bool kSwapped>
+struct StoreOf<GatedEpilogue<Tree, kScaled>, ElementD, Compute, Stride, kSwapped> {
   using Type = GatedStore<GatedEpilogue<Tree, kScaled>, ElementD, Stride>;
 };
 
-// The collective epilogue. CUTLASS's stores plain results from registers.
-template <class Epilogue, class Built, class Fusion, class ElementD, class Layout, bool kSwapped, bool kDirect,
-          class Mainloop>
+// The collective epilogue.
+template <class Epilogue, class Built, class Fusion, class ElementD, class Compute, class Layout, bool kSwapped,
+          bool kDirect, class Mainloop>
 struct CollectiveOf {
   using Type = typename ChosenOf<typename TmaEpilogueOf<Built, InMatrices, Mainloop>::Type, Fusion>::Type;
 };
-template <class Epilogue, class Built, class Fusion, class ElementD, class Layout, bool kSwapped, class Mainloop>
-struct CollectiveOf<Epilogue, Built, Fusion, ElementD, Layout, kSwapped, true, Mainloop> {
-  using Store = typename StoreOf<Epilogue, ElementD, cutlass::detail::TagToStrideC_t<Layout>, kSwapped>::Type;
-  using Type = cute::conditional_t<kIsTree<Epilogue> || kIsGated<Epilogue> || cute::is_same_v<Epilogue, ScaledEpilogue>,
-                                   cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<Store>, Built>;
+template <class Epilogue, class Built, class Fusion, class ElementD, class Compute, class Layout, bool kSwapped,
+          class Mainloop>
+struct CollectiveOf<Epilogue, Built, Fusion, ElementD, Compute, Layout, kSwapped, true, Mainloop> {
+  using Stride = cutlass::detail::TagToStrideC_t<Layout>;
+  using Type = cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<
+      typename StoreOf<Epilogue, ElementD, Compute, Stride, kSwapped>::Type>;
 };
 
 // A mainloop that waits for the launch before: CUTLASS's kernels have all threads call `load_init` after they have set
@@ -212,8 +218,8 @@ struct GemmSm90 {
   static constexpr int kStageBytes = (kTileM + kTileN) * 128;
   static constexpr int kEnough = cute::size<0>(Cluster{}) * cute::size<1>(Cluster{}) >= 4 ? 8 : 4;
   using CollectiveEpilogue =
-      typename CollectiveOf<Epilogue, BuiltEpilogue, Fusion, ElementD, EpilogueLayout, kSwapped, kDirect,
-                            BesideMainloop<kChosen ? kStageBytes : 0, kEnough, kTileM>>::Type;
+      typename CollectiveOf<Epilogue, BuiltEpilogue, Fusion, ElementD, ElementCompute, EpilogueLayout, kSwapped,
+                            kDirect, BesideMainloop<kChosen ? kStageBytes : 0, kEnough, kTileM>>::Type;
 
   using Stages = StagesBeside<StageCount, CollectiveEpilogue>;
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import UnsupportedError
-from ..generator.epilogue.lower import LINEAR, base_of, is_common
+from ..generator.epilogue.lower import base_of, is_common
 from ..generator.key import KernelKey, instruction_shape
 from ..generator.rules import SPLIT
 
@@ -31,8 +31,7 @@ class Reduction(NamedTuple):
         instruction_k: elements of K in one instruction.
         tile_k: elements of K in a step of the mainloop; the sm80 generation begins with the remainder of K.
         warps_k: warps that divide a step among them.
-        epilogue: the scaling that the epilogue begins with, whether its operations are arguments of the launch, and
-            whether it adds C from registers.
+        epilogue: the scaling that the epilogue begins with, and whether its operations are arguments of the launch.
         iteration: the order of a convolution's taps and channels; empty elsewhere.
         slices: parts of K that are added up by themselves first, where the problem fixes their number: as many, or
             fewer of whole steps that come to K.
@@ -63,12 +62,8 @@ class BatchInvariant:
     problem: Any
 
 
-def reduction_of(key: KernelKey, *, adds_c: bool = True) -> Reduction | None:
+def reduction_of(key: KernelKey) -> Reduction | None:
     """The reduction of a kernel, of one slice where it adds up several; None where its order depends on the rows.
-
-    Args:
-        key: the kernel.
-        adds_c: whether the problem has C. Without it more kernels have the same order.
 
     Stream-K and split kernels cut K by the number of tiles. Kernels for few rows are launched to add up in the order of
     K (gemm_few_sm90.h).
@@ -78,10 +73,6 @@ def reduction_of(key: KernelKey, *, adds_c: bool = True) -> Reduction | None:
     sm80 = key.generation == "sm80"
     instruction_k = instruction_shape(key)[2] if sm80 else INSTRUCTION_BYTES * 8 // key.a.bits
     epilogue = f"{base_of(key.epilogue)}+common" if is_common(key.epilogue) else base_of(key.epilogue)
-    if adds_c and (key.epilogue, key.epilogue_schedule) == (LINEAR, "nosmem"):
-        # CUTLASS's epilogue rounds beta C and then adds alpha times the sum; ours over TMA and of kernels for few rows
-        # round alpha times the sum and then add beta C (epilogue_linear.h).
-        epilogue += " from registers"
     iteration = " ".join(filter(None, (key.iterator, key.stride_support, key.group_mode)))
     if key.group_mode:  # a tile of several groups adds zeros to the sums of each
         iteration += f" {key.tile[1]}"

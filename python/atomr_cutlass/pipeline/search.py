@@ -18,7 +18,7 @@ from ..generator.matrix import cells, supports
 from ..generator.rules import OK, Status, no
 from . import devices, estimate
 from .devices import Device
-from .reduction import BatchInvariant, Reduction, reduction_of
+from .reduction import BatchInvariant
 
 if TYPE_CHECKING:
     from .table import KernelInfo
@@ -85,7 +85,6 @@ class KernelSearch(abc.ABC, Generic[F]):
         formulations: the formulations of the problem, in groups. A group counts only where no kernel serves an earlier
             one; within a group the estimated time decides.
         batch_invariant: whether only kernels of one reduction serve it, the same for every number of rows.
-        adds_c: whether the problem has a C, which kernels that agree without it may add in different orders.
         named: the kernel that a user has named for it (`heuristics`), which is chosen if it is available and serves.
         lacks: the message where the table has no kernel and none may be compiled.
     """
@@ -96,7 +95,6 @@ class KernelSearch(abc.ABC, Generic[F]):
     problem: Any = None
     formulations: Sequence[Sequence[F]]
     batch_invariant: bool = False
-    adds_c: bool = True
     named: KernelKey | None = None
     lacks: str = "no kernel in the table serves this {op}; {name} would"
 
@@ -132,10 +130,6 @@ class KernelSearch(abc.ABC, Generic[F]):
     def of_many_rows(self) -> Sequence[Sequence[F]]:
         """The formulations that every number of rows has: they determine the reduction (`select.reduction`)."""
         return self.formulations
-
-    def reduction_of(self, key: KernelKey) -> Reduction | None:
-        """The reduction of a kernel for the problem, of one slice; None where its order depends on the rows."""
-        return reduction_of(key, adds_c=self.adds_c)
 
     def op_of(self, formulation: F) -> str:
         """The operation whose kernels take a formulation."""

@@ -22,7 +22,7 @@ from ..generator.matrix import preset_of, supports
 from ..generator.rules import FEW
 from ..jit import kernels
 from . import devices, table, tuning
-from .reduction import Reduction
+from .reduction import Reduction, reduction_of
 from .search import Candidate, Kernel, KernelSearch, Roster, candidates_of, matrix
 
 F = TypeVar("F")
@@ -50,7 +50,7 @@ def unfit(search: KernelSearch[Any], key: KernelKey, shared_bytes: int) -> str:
     """Why a kernel cannot be used: its shared memory or its reduction; empty if it can."""
     if shared_bytes > search.device.shared_memory:
         return "it needs more shared memory than the GPU has"
-    other = search.batch_invariant and ((own := search.reduction_of(key)) is None or own != _order(search))
+    other = search.batch_invariant and ((own := reduction_of(key)) is None or own != _order(search))
     return "its reduction is not that of batch-invariant calls" if other else ""
 
 
@@ -83,7 +83,7 @@ def _roster(
 ) -> Roster[F]:
     """Cached roster of a source's kernels for a group; holds a reference to `owner`."""
     known = (
-        source, _order(search), search.adds_c, type(search), search.op, search.device,
+        source, _order(search), type(search), search.op, search.device,
         tuple(map(search.op_of, group)), tuple(map(search.traits, group)),
     )  # fmt: skip
     found = _rosters.get(known)
@@ -168,7 +168,7 @@ def _commonest(
         (suitability, reduction._replace(slices=slices))
         for suitability, key in ranked
         if key.mainloop != FEW  # it serves few rows alone
-        and (reduction := search.reduction_of(key)) is not None
+        and (reduction := reduction_of(key)) is not None
         and any(search.op_of(formulation) == key.op and search.supports(key, formulation) for formulation in group)
     )
 

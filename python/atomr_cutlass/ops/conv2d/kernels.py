@@ -110,7 +110,6 @@ class ConvSearch(KernelSearch[ConvFormulation]):
             with contextlib.suppress(UnsupportedError):
                 if products := _as_gemm(problem):
                     self._product = GemmSearch(products, device, arch, batch_invariant=batch_invariant)
-                    self.adds_c = self._product.adds_c
             _check(problem)
             formulations = [self._formulate(formulation) for formulation in conv_problem.formulations(problem)]
         self.formulations = formulations

@@ -61,7 +61,6 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         self.device, self.arch, self.batch_invariant, self.bound = device, arch, batch_invariant, bound
         self._problems = [problems] if isinstance(problems, GemmProblem) else problems
         self.problem = self._problems[-1]
-        self.adds_c = any(problem.c is not None for problem in self._problems)
         self.formulations = self._formulate_all(self._problems)
 
     def formulate(self, problem: GemmProblem) -> list[Sequence[GemmFormulation]]:

@@ -261,26 +261,6 @@ KernelCorrection::Inputs Model::kernel_inputs(Kernel const& kernel, Extents cons
   return as_floats(inputs);
 }
 
-std::vector<KernelSample> Model::kernel_samples(Kernel const& kernel, Extents const& extents, Gpu const& gpu,
-                                                int64_t shared_bytes, int64_t slices) const {
-  Launch const first = by_formula(kernel, extents, gpu, shared_bytes, slices);
-  std::vector<KernelSample> found;
-  if (kernel.generation == Generation::kSm80 || kernel.mainloop == Mainloop::kFew ||
-      kernel.mainloop == Mainloop::kSplit) {
-    found.push_back({first, kernel_inputs(kernel, extents, gpu, first)});
-    return found;
-  }
-  bool const side_by_side = extents.divided != 0 && !kernel.sliced;
-  Extents const of = side_by_side ? slice(kernel, extents, slices) : extents;
-  each_schedule(kernel, of, gpu, [&](Launch made) {
-    made.split_k = slices;
-    made.seconds = beside(made.seconds, streaming(kernel, of, gpu)) - saved(kernel, of) + c_.LAUNCH_SECONDS;
-    if (side_by_side) made.seconds += sums(extents, slices, kernel.bits_d);
-    found.push_back({made, kernel_inputs(kernel, extents, gpu, made)});
-  });
-  return found;
-}
-
 KernelSample Model::kernel_sample(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                                   int64_t slices) const {
   Launch const made = by_formula(kernel, extents, gpu, shared_bytes, slices);
@@ -362,10 +342,7 @@ Launch Model::product(Kernel const& kernel, Extents const& extents, Gpu const& g
       made.seconds = std::max(made.seconds, floor(kernel, extents, dram(gpu)));
     }
   } else {
-    made = {INFINITY};
-    each_schedule(kernel, extents, gpu, [&](Launch const& tried) {
-      if (tried.seconds < made.seconds) made = tried;
-    });
+    made = warp_specialized(kernel, extents, gpu);
     made.split_k = slices;
     made.seconds = beside(made.seconds, streaming(kernel, extents, gpu));
     made.seconds -= saved(kernel, extents);
@@ -584,17 +561,20 @@ double Model::formula_bound(Kernel const& kernel, Extents const& extents, Gpu co
   return seconds * kRounded;
 }
 
-// Calls `use` with each width, swizzle and raster order of a kernel, and the busy seconds.
-template <class Use>
-void Model::each_schedule(Kernel const& kernel, Extents const& extents, Gpu const& gpu, Use&& use) const {
+// Busy seconds with the best width, swizzle and raster order, and those.
+Launch Model::warp_specialized(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const {
+  Launch best{INFINITY};
   Rows const rows = rows_of(kernel, extents);
-  each_width(kernel, extents, gpu, [&](int64_t width) { each_order(kernel, extents, gpu, rows, width, use); });
+  each_width(kernel, extents, gpu, [&](int64_t width) {
+    Launch const tried = scheduled(kernel, extents, gpu, rows, width);
+    if (tried.seconds < best.seconds) best = tried;
+  });
+  return best;
 }
 
 // The same for one width.
-template <class Use>
-void Model::each_order(Kernel const& kernel, Extents const& extents, Gpu const& gpu, Rows const& rows, int64_t width,
-                       Use&& use) const {
+Launch Model::scheduled(Kernel const& kernel, Extents const& extents, Gpu const& gpu, Rows const& rows,
+                        int64_t width) const {
   Tile const own = tile_of(kernel, extents, rows, width);
   int64_t const at_once = blocks_at_once(gpu.multiprocessors, own.blocks());
   double const k = double(extents.k);
@@ -635,11 +615,13 @@ void Model::each_order(Kernel const& kernel, Extents const& extents, Gpu const& 
   if (kernel.generation == Generation::kSm90 && kernel.op == Op::kGemm) {
     schedules = orders(own.grid, own.cluster_m, own.cluster_n, kernel.stream_k);
   }
+  Launch best{INFINITY};
   for (auto const& [swizzle, raster] : schedules) {
     double const taken =
         busy(tile_list(own.grid, own.cluster_m, own.cluster_n, gpu.multiprocessors, swizzle, raster, kernel.stream_k));
-    use(Launch{taken, 1, swizzle, raster, kernel.width_step != 0 ? width : 0});
+    if (taken < best.seconds) best = {taken, 1, swizzle, raster, kernel.width_step != 0 ? width : 0};
   }
+  return best;
 }
 
 // Busy seconds of a stream-K launch: whole tiles in waves, then parts of the others, which are added up.

@@ -155,8 +155,6 @@ class Model {
   // The launch with `slices` of K before this correction, for fitting it.
   KernelSample kernel_sample(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                              int64_t slices) const;
-  std::vector<KernelSample> kernel_samples(Kernel const& kernel, Extents const& extents, Gpu const& gpu,
-                                           int64_t shared_bytes, int64_t slices) const;
   // Every division of a problem that a kernel for few rows may be launched with, for fitting the correction.
   std::vector<FewSample> few_samples(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
 
@@ -180,12 +178,9 @@ class Model {
                  int64_t slices) const;
   double sums(Extents const& extents, int64_t slices, int64_t bits) const;
   std::vector<int64_t> divisions(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
+  Launch warp_specialized(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
   struct Rows;
-  template <class Use>
-  void each_schedule(Kernel const& kernel, Extents const& extents, Gpu const& gpu, Use&& use) const;
-  template <class Use>
-  void each_order(Kernel const& kernel, Extents const& extents, Gpu const& gpu, Rows const& rows, int64_t width,
-                  Use&& use) const;
+  Launch scheduled(Kernel const& kernel, Extents const& extents, Gpu const& gpu, Rows const& rows, int64_t width) const;
   double stream_k(TileList const& tiles, int64_t steps, double tile, double whole) const;
   double vectors(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                  int64_t slices) const;

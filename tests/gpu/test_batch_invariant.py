@@ -251,6 +251,20 @@ REQUESTS = {
     "alpha and C of many": ac.GemmRequest(
         ac.GemmShape(1000, 1024, 1096), dtype=D.BF16, layout_b=COLUMN, epilogue=ac.GemmEpilogue(alpha=0.7, beta=-1.3)
     ),
+    "alpha and C of few rows": ac.GemmRequest(
+        ac.GemmShape(96, 10240, 1096), dtype=D.BF16, layout_b=COLUMN, epilogue=ac.GemmEpilogue(alpha=0.7, beta=-1.3)
+    ),
+    "alpha and C, rows of D not aligned": ac.GemmRequest(
+        ac.GemmShape(96, 10241, 1096), dtype=D.BF16, layout_b=COLUMN, epilogue=ac.GemmEpilogue(alpha=0.7, beta=-1.3)
+    ),
+    "fp8, alpha and C of many": ac.GemmRequest(
+        ac.GemmShape(1000, 1024, 1104), dtype=D.F8E4M3, layout_b=COLUMN,
+        epilogue=ac.GemmEpilogue(alpha=0.7, beta=-1.3),
+    ),
+    "fp8, alpha and C of few rows": ac.GemmRequest(
+        ac.GemmShape(96, 10240, 1104), dtype=D.F8E4M3, layout_b=COLUMN, scaling="vector",
+        epilogue=ac.GemmEpilogue(alpha=0.7, beta=-1.3),
+    ),
     "alpha, C and bias": ac.GemmRequest(
         ac.GemmShape(24, 512, 4104), dtype=D.BF16, layout_b=COLUMN,
         epilogue=ac.GemmEpilogue(alpha=0.7, beta=-1.3, bias=True, activation="silu"),

@@ -177,18 +177,6 @@ void bind_model(py::module_& module) {
           py::arg("kernel"), py::arg("extents"), py::arg("device"), py::arg("shared_bytes"), py::arg("split_k"),
           "The launch before the correction of kernels, and the inputs of that.")
       .def(
-          "kernel_samples",
-          [](Model const& model, KernelPointer const& kernel, Values const& extents, py::object const& device,
-             int64_t shared_bytes, int64_t split_k) {
-            py::list found;
-            for (auto const& made :
-                 model.kernel_samples(*kernel, Extents::of(kernel->op, extents), read_gpu(device), shared_bytes, split_k))
-              found.append(py::make_tuple(made.launch, py::tuple(py::cast(made.inputs))));
-            return found;
-          },
-          py::arg("kernel"), py::arg("extents"), py::arg("device"), py::arg("shared_bytes"), py::arg("split_k"),
-          "The launches before the correction of kernels, and the inputs of that.")
-      .def(
           "few_samples",
           [](Model const& model, KernelPointer const& kernel, Values const& extents, py::object const& device) {
             py::list made;

@@ -118,9 +118,7 @@ def test_long_k_has_the_same_slices_for_every_number_of_rows(
         search = search_of(shape=GemmShape(rows, n, k), dtype=dtype, layout_b=layout_b)
         for each in rank(search):
             launches = (each, *search.launches(each))
-            found |= {
-                (select.reduction(search), launch.split_k, reduction_of(launch.key)) for launch in launches
-            }
+            found |= {(select.reduction(search), launch.split_k, reduction_of(launch.key)) for launch in launches}
             (one_by_one if each.key.scheduler == SLICED else side_by_side).add(rows)
     ((wanted, slices, own),) = found
     assert wanted == own._replace(slices=wanted.slices)

@@ -71,8 +71,8 @@ struct LinearVisitor : PlainVisitor<LinearParams<Compute>> {
   Params const* params;
 };
 
-// The same from registers straight to global memory, for D whose rows are not aligned to 16 bytes: CUTLASS's rounds beta
-// C first.
+// The same from registers straight to global memory, for D whose rows are not aligned to 16 bytes: CUTLASS's rounds
+// beta C first.
 template <class ElementD, class Compute, class Stride>
 struct LinearStore : DirectStore<LinearParams<Compute>, ElementD, Stride> {
   using Base = DirectStore<LinearParams<Compute>, ElementD, Stride>;

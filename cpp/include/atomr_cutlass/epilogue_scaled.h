@@ -194,8 +194,7 @@ struct ScaledStore : DirectStore<ScaledParams, Element, Stride> {
     LargestAbsolute largest;
     Base::each_element(problem, tile, where, accumulators, tiled_mma, thread, [&](int i, int m, int n, int batch) {
       int const row = kSwapped ? n : m, column = kSwapped ? m : n;
-      float value =
-          times(scaled.row(row, row + 1) * scaled.column(column, column + 1), float(accumulators(i)));
+      float value = times(scaled.row(row, row + 1) * scaled.column(column, column + 1), float(accumulators(i)));
       if (scaled.needs_c()) {
         value = plus_source(value, scaled.beta, float(params.ptr_C[offset(params.dC, m, n, batch)]));
       }

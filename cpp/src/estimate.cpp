@@ -254,6 +254,7 @@ KernelCorrection::Inputs Model::kernel_inputs(Kernel const& kernel, Extents cons
       double(kernel.b_along_k),
       double(kernel.d_columns),
       double(kernel.bits_d == 32),
+      std::log2(memory(gpu)),
       double(kernel.mainloop == Mainloop::kFew),
       std::log2(double(kernel.cluster[2])),
       double(kernel.math == Math::kFast),

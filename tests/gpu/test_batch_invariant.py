@@ -265,6 +265,10 @@ REQUESTS = {
         ac.GemmShape(96, 10240, 1104), dtype=D.F8E4M3, layout_b=COLUMN, scaling="vector",
         epilogue=ac.GemmEpilogue(alpha=0.7, beta=-1.3),
     ),
+    "fp8, alpha and scales of tensors": ac.GemmRequest(
+        ac.GemmShape(96, 10240, 1104), dtype=D.F8E4M3, layout_b=COLUMN, scaling="tensor",
+        epilogue=ac.GemmEpilogue(alpha=0.7),
+    ),
     "alpha, C and bias": ac.GemmRequest(
         ac.GemmShape(24, 512, 4104), dtype=D.BF16, layout_b=COLUMN,
         epilogue=ac.GemmEpilogue(alpha=0.7, beta=-1.3, bias=True, activation="silu"),
@@ -293,17 +297,7 @@ def launches(candidate: Any) -> list[Any]:
     return [dataclasses.replace(candidate, swizzle=IN_ORDER, width=height) for height in sorted(some)]
 
 
-# Kernels of D^T multiply alpha and the scales of B first, others alpha and the scales of A: of a million results in
-# bf16 some six differ where alpha is not 1.
-ALPHA_FIRST = "fp8, alpha and C of few rows"
-ROUNDED_APART = pytest.mark.xfail(
-    strict=True, reason="alpha is rounded with the scales of A, or of B where D is turned"
-)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=ROUNDED_APART if name == ALPHA_FIRST else ()) for name in REQUESTS]
-)
+@pytest.mark.parametrize("name", REQUESTS)
 def test_kernels_of_one_reduction_agree(torch: Any, name: str) -> None:
     request = REQUESTS[name]
     operation = operation_of(request)

@@ -422,7 +422,7 @@ struct TmaEpilogue {
     if constexpr (kIsProduct<Visitor> && cute::is_same_v<typename Engine::value_type, float>) {
       if (factor != 1.0f) {
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < decltype(cute::size(sums))::value; ++i) sums(i) = __fmul_rn(factor, sums(i));
+        for (int i = 0; i < decltype(cute::size(sums))::value; ++i) sums(i) = times(factor, sums(i));
       }
       Places const places(thread);
       bool const issues = thread / 32 == 0 && cute::elect_one_sync();

@@ -252,6 +252,9 @@ struct GemmSm90 {
   static typename Kernel::Arguments arguments(Args const& args) {
     auto result = gemm_arguments<Kernel>(args, Scales::kPresent);
     if constexpr (kOwnKernel) result.settled = args.settled;
+    if constexpr (cute::is_same_v<Epilogue, ScaledEpilogue>) {
+      result.epilogue.thread.alpha_by_column = cute::is_same_v<LayoutD, cutlass::layout::ColumnMajor>;
+    }
     if constexpr (kSliced) {
       constexpr int kStep = cute::size<2>(Tile{});
       int32_t const slices = args.split_k > 1 ? args.split_k : 1;

@@ -21,6 +21,9 @@ struct ScaledParams {
   float* amax;
   float alpha, beta;
   int32_t form_a, form_b;
+  // Whether alpha * scale_b is rounded first, not alpha * scale_a. Kernels of column-major D serve a row-major D as
+  // D^T, with A and B in each other's places, and have to agree with the others bit by bit.
+  bool alpha_by_column = false;
 
   static ScaledParams of(atomr_cutlass_gemm_args const& args) {
     return {static_cast<float const*>(args.scale_a),
@@ -40,11 +43,13 @@ struct ScaledParams {
   // 0 beyond the edges, where nothing may be read.
   CUTLASS_DEVICE float row(int m, int count) const {
     if (m >= count) return 0.0f;
-    return alpha * (scale_a == nullptr ? 1.0f : scale_a[form_a == 0 ? 0 : m]);
+    float const scale = scale_a == nullptr ? 1.0f : scale_a[form_a == 0 ? 0 : m];
+    return alpha_by_column ? scale : alpha * scale;
   }
   CUTLASS_DEVICE float column(int n, int count) const {
     if (n >= count) return 0.0f;
-    return scale_b == nullptr ? 1.0f : scale_b[form_b == 0 ? 0 : n];
+    float const scale = scale_b == nullptr ? 1.0f : scale_b[form_b == 0 ? 0 : n];
+    return alpha_by_column ? alpha * scale : scale;
   }
   CUTLASS_DEVICE float output() const { return scale_d == nullptr ? 1.0f : *scale_d; }
 };

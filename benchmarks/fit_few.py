@@ -1,9 +1,9 @@
 r"""Fits the correction of the model's estimates for few rows (few_correction.inc) to timings of every division.
 
     cd benchmarks/results
-    python ../fit_few.py 2026-11-2[67]-few-divisions-{sent,bound,tall}-*.json \
+    python ../fit_few.py 2026-11-2[67]-few-divisions-{sent,bound,tall}-*.json *-h200-few-divisions-*.json \
         --before 2026-11-26-few-divisions-r?.json --out ../../cpp/src/few_correction.inc
-    python ../fit_few.py 2026-11-2[67]-few-divisions-{sent,bound,tall}-*.json --before ... --leave-out 4
+    python ../fit_few.py ... --leave-out 4
 
 Files of divisions have `runs`: a GPU and rows of a problem's shape and `times`, lists of thread blocks in a cluster,
 how many of them share the few rows, rows of weights in a tile, microseconds, and of some the microseconds with bound

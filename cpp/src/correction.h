@@ -50,7 +50,7 @@ struct FewCorrection {
   static constexpr double kLeastRows = 1024, kLeastRowBytes = 2048;
 
   int clusters;  // the sizes of the clusters that were timed, powers of 2, added up
-  Network<21, 32, 2> network;
+  Network<22, 32, 2> network;
 
   using Inputs = std::array<float, decltype(network)::kInputs>;
 };

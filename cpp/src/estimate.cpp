@@ -717,6 +717,7 @@ FewCorrection::Inputs Model::few_inputs(Kernel const& kernel, Extents const& e, 
       lines(along_m ? e.lda : e.ldb, kernel.bits_a) - 1,
       std::log2(height * share),
       made.working / double(gpu.multiprocessors),
+      std::log2(memory(gpu)),
   };
   return as_floats(inputs);
 }

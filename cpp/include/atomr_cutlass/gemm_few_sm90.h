@@ -17,8 +17,10 @@
 // The launch before may still run when a kernel starts: nothing in global memory is touched before `griddepcontrol`
 // has waited for it, but for weights that are known not to be written (`bound`). Where such a launch leaves half of the
 // multiprocessors free, the next one starts when all weights have been requested (`late`): its own would take memory's
-// rate from them (measured: 10 to 15% of a launch). Other launches request bound weights before their own warps have
-// met: nothing is read between one launch and the next.
+// rate from them (measured: 10 to 15% of a launch). So it does where two launches fill all multiprocessors: each of a
+// chain would get those that the last but one had, and if these lie unevenly over the GPCs, whose ports limit an H200's
+// memory, all launches after it take up to 1.5 times as long. Other launches request bound weights before their own
+// warps have met: nothing is read between one launch and the next.
 //
 // Functions without an annotation run on the host when nvcc compiles them, and on the device under NVRTC, whose
 // -default-device makes them device functions.
@@ -108,6 +110,7 @@ struct GemmFewSm90 {
   static constexpr int kSumsOffset = kBarrierBytes + Tree::kStagedBytes;
   static constexpr int kOverrun = 8192;
   static constexpr int kMaxStages = 32, kMaxSteps = 64;
+  static constexpr int kSpare = 8;  // multiprocessors beside two launches from which a chain's places even out
   static constexpr int kInitAtOnce = 8;  // barriers, without a branch: more than there are do no harm
   static_assert(kMaxSteps % kInitAtOnce == 0 && kMaxStages % kInitAtOnce == 0);
   static constexpr int kStageBytes = 64 * 1024;
@@ -280,7 +283,8 @@ struct GemmFewSm90 {
     result.d_few = turn ? 1 : args.ldd;
     result.d_batch = args.batch_stride_d;
     result.bound = (args.settled & (turn ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED)) != 0;
-    result.late = result.bound && 2 * kRanks * result.clusters <= args.sm_count;
+    int const of_two = 2 * kRanks * result.clusters;  // thread blocks of two launches
+    result.late = of_two <= args.sm_count && (result.bound || of_two + kSpare > args.sm_count);
     // As many stages as the warp that requests the weights makes barriers for itself, each at most once: nobody has to
     // give them back. While a launch before this one is still reading, on other multiprocessors, there is no haste.
     if (result.bound && !result.late) result.fresh = clamp(kInitAtOnce / result.stage_steps, 0, result.stages);

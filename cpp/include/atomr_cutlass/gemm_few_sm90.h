@@ -18,9 +18,9 @@
 // has waited for it, but for weights that are known not to be written (`bound`). Where such a launch leaves half of the
 // multiprocessors free, the next one starts when all weights have been requested (`late`): its own would take memory's
 // rate from them (measured: 10 to 15% of a launch). So it does where two launches fill all multiprocessors: each of a
-// chain would get those that the last but one had, and if these lie unevenly over the GPCs, whose ports limit an H200's
-// memory, all launches after it take up to 1.5 times as long. Other launches request bound weights before their own
-// warps have met: nothing is read between one launch and the next.
+// chain would get those that the last but one had, however unevenly they lie (measured: up to 1.5 times as long on an
+// H200, presumably since one GPC has three clusters instead of two). Other launches request bound weights before their
+// own warps have met: nothing is read between one launch and the next.
 //
 // Functions without an annotation run on the host when nvcc compiles them, and on the device under NVRTC, whose
 // -default-device makes them device functions.

@@ -1,7 +1,7 @@
 """Fits the correction of the model's estimates for kernels (kernel_correction.inc) to sweeps over all kernels.
 
     cd benchmarks/results
-    sweeps=$(ls *-27-h100-*sweep-seed2*.json *-26-*fp8-sweep-seed{182,s156}*.json *-28-h?00-*sweep-seed{2*,300}.json)
+    sweeps=$(ls *-27-h100-*sweep-seed2*.json *-26-*fp8-sweep-seed{182,s156}*.json *-28-h?00-*sweep-seed{2*,30[08],31[24]}.json)
     OMP_NUM_THREADS=1 python ../fit_kernels.py $sweeps --out ../../cpp/src/kernel_correction.inc
     OMP_NUM_THREADS=1 python ../fit_kernels.py $sweeps --leave-out 6
 
@@ -35,7 +35,7 @@ FAR = 1.45
 FEWER = {"NVIDIA H200": 2.0}
 """The weight of problems by the GPU, where fewer were timed there."""
 TRAINING = {
-    "bf16": Training(hidden=24, decay=1e-3, drawn_share=0.2, together=0.95),
+    "bf16": Training(hidden=32, decay=1e-3, drawn_share=0.2, together=0.95),
     "e4m3": Training(hidden=24, decay=3e-3, drawn_share=0.4, together=0.95),
 }
 """Of the networks, by the elements that sweeps multiply."""

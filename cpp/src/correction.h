@@ -69,7 +69,7 @@ struct KernelCorrection {
   static constexpr size_t kInputs = 38, kInputsOfHalf = 35;
   using Inputs = std::array<float, kInputs>;
 
-  Network<kInputsOfHalf, 24, 1> half;
+  Network<kInputsOfHalf, 32, 1> half;
   Network<kInputs, 24, 1> fp8;
 };
 

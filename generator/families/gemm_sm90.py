@@ -300,7 +300,7 @@ _TURNED_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str], ...
     ),
 }
 
-_BOTH, _BF16, _NEITHER = HALF_TYPES, (D.BF16,), ()
+_BOTH, _BF16, _F16, _NEITHER = HALF_TYPES, (D.BF16,), (D.F16,), ()
 
 _FITTED_TILES: dict[str, tuple[tuple[tuple[D, ...], tuple[int, int], tuple[int, int], str, str], ...]] = {
     "rc": (
@@ -308,15 +308,17 @@ _FITTED_TILES: dict[str, tuple[tuple[tuple[D, ...], tuple[int, int], tuple[int, 
         (_BOTH, (64, 256), (4, 2), "pingpong", COLUMN),
         (_BF16, (128, 192), (2, 1), "pingpong", COLUMN),
         (_BF16, (128, 192), (2, 4), "pingpong", COLUMN),
-        (_BOTH, (128, 256), (2, 1), "cooperative", COLUMN),
+        (_F16, (128, 256), (2, 1), "cooperative", COLUMN),
         (_BF16, (128, 256), (1, 2), "cooperative", COLUMN),
         (_BF16, (128, 256), (1, 4), "cooperative", COLUMN),
         (_BF16, (128, 256), (4, 2), "cooperative", COLUMN),
-        (_BF16, (192, 192), (1, 2), "cooperative", COLUMN),
-        (_BF16, (256, 192), (1, 2), "cooperative", COLUMN),
+        (_BF16, (192, 192), (1, 1), "cooperative", COLUMN),
+        (_NEITHER, (192, 192), (1, 2), "cooperative", COLUMN),
+        (_BF16, (256, 192), (1, 1), "cooperative", COLUMN),
+        (_NEITHER, (256, 192), (1, 2), "cooperative", COLUMN),
         (_BF16, (128, 256), (1, 2), "cooperative", ROW),
         (_BF16, (128, 256), (2, 4), "cooperative", ROW),
-        (_BF16, (256, 192), (1, 2), "cooperative", ROW),
+        (_NEITHER, (256, 192), (1, 2), "cooperative", ROW),
     ),
     "rr": (
         (_BOTH, (64, 256), (4, 1), "pingpong", COLUMN),
@@ -325,9 +327,10 @@ _FITTED_TILES: dict[str, tuple[tuple[tuple[D, ...], tuple[int, int], tuple[int, 
         (_BF16, (128, 192), (2, 4), "pingpong", COLUMN),
         (_BOTH, (128, 256), (2, 1), "cooperative", COLUMN),
         (_BF16, (128, 256), (1, 2), "cooperative", COLUMN),
-        (_BF16, (128, 256), (1, 4), "cooperative", COLUMN),
+        (_NEITHER, (128, 256), (1, 4), "cooperative", COLUMN),
         (_BF16, (128, 256), (4, 2), "cooperative", COLUMN),
         (_BOTH, (192, 192), (1, 2), "cooperative", COLUMN),
+        (_BF16, (256, 192), (1, 1), "cooperative", COLUMN),
         (_BF16, (256, 192), (1, 2), "cooperative", COLUMN),
     ),
     "cr": (
@@ -346,8 +349,8 @@ _FITTED_TILES: dict[str, tuple[tuple[tuple[D, ...], tuple[int, int], tuple[int, 
     ),
 }
 """Of f16 and bf16, by the layouts of A and B: the types that have a kernel in `full`, the widest tiles of kernels whose
-launch chooses the columns, and the layout of D, column-major of D^T (docs/performance-log.md, 2026-11-24 and 27). What
-is on demand gains least over these."""
+launch chooses the columns, and the layout of D, column-major of D^T (docs/performance-log.md, 2026-11-24, 27 and 28).
+What is on demand gains least over these."""
 
 _DIVIDED_TILES: dict[str, tuple[tuple[tuple[D, ...], tuple[int, int], tuple[int, int], str], ...]] = {
     "rc": (
@@ -356,7 +359,9 @@ _DIVIDED_TILES: dict[str, tuple[tuple[tuple[D, ...], tuple[int, int], tuple[int,
         (_BOTH, (64, 64), (1, 1), "pingpong"),
         (_BF16, (64, 80), (1, 1), "pingpong"),
         (_BF16, (64, 128), (4, 1), "pingpong"),
+        (_BF16, (128, 144), (2, 1), "pingpong"),
         (_NEITHER, (64, 144), (4, 1), "pingpong"),
+        (_NEITHER, (64, 192), (2, 1), "pingpong"),
         (_NEITHER, (128, 192), (2, 1), "pingpong"),
     ),
     "rr": (
@@ -364,7 +369,9 @@ _DIVIDED_TILES: dict[str, tuple[tuple[tuple[D, ...], tuple[int, int], tuple[int,
         (_BOTH, (64, 64), (1, 1), "pingpong"),
         (_BF16, (64, 80), (1, 1), "pingpong"),
         (_BF16, (64, 128), (4, 1), "pingpong"),
+        (_BF16, (128, 144), (2, 1), "pingpong"),
         (_NEITHER, (64, 144), (4, 1), "pingpong"),
+        (_NEITHER, (64, 192), (2, 1), "pingpong"),
         (_NEITHER, (64, 192), (4, 1), "pingpong"),
     ),
     "cr": (

@@ -1,7 +1,8 @@
-"""Fits the correction of the model's estimates for kernels (kernel_correction.inc) to sweeps over all kernels.
+r"""Fits the correction of the model's estimates for kernels (kernel_correction.inc) to sweeps over all kernels.
 
     cd benchmarks/results
-    sweeps=$(ls *-27-h100-*sweep-seed2*.json *-26-*fp8-sweep-seed{182,s156}*.json *-28-h?00-*sweep-seed{2*,30[08],31[24]}.json)
+    sweeps=$(ls *-27-h100-*sweep-seed2*.json *-26-*fp8-sweep-seed{182,s156}*.json \
+        *-28-h?00-*sweep-seed{2*,30[08],31[24]}.json)
     OMP_NUM_THREADS=1 python ../fit_kernels.py $sweeps --out ../../cpp/src/kernel_correction.inc
     OMP_NUM_THREADS=1 python ../fit_kernels.py $sweeps --leave-out 6
 

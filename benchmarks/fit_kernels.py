@@ -2,7 +2,7 @@ r"""Fits the correction of the model's estimates for kernels (kernel_correction.
 
     cd benchmarks/results
     sweeps=$(ls *-27-h100-*sweep-seed2*.json *-26-*fp8-sweep-seed{182,s156}*.json \
-        *-28-h?00-*sweep-seed{2*,30[08],31[24]}.json)
+        *-28-h?00-*sweep-seed{2*,30[048],31[2468]}.json)
     OMP_NUM_THREADS=1 python ../fit_kernels.py $sweeps --out ../../cpp/src/kernel_correction.inc
     OMP_NUM_THREADS=1 python ../fit_kernels.py $sweeps --leave-out 6
 
@@ -35,6 +35,8 @@ FAR = 1.45
 """Times the least of a problem: launches that are estimated slower are left out."""
 FEWER = {"NVIDIA H200": 2.0}
 """The weight of problems by the GPU, where fewer were timed there."""
+LARGEST_FLOPS, LARGEST_WEIGHT = 2e11, 2.5
+"""From so many operations on problems count more: few are drawn, and a percent of them is longer than others are."""
 TRAINING = {
     "bf16": Training(hidden=32, decay=1e-3, drawn_share=0.2, together=0.95),
     "e4m3": Training(hidden=24, decay=3e-3, drawn_share=0.4, together=0.95),
@@ -68,7 +70,11 @@ def samples(rows: Sequence[Row]) -> Samples:
                 times.append([time])
                 corrected.append(changes)
                 shape.append(shapes.setdefault(row.shape, len(shapes)))
-    weight = np.array([FEWER.get(rows[number].device.name, 1.0) for number in problem], np.float32)
+    of_rows = [
+        FEWER.get(row.device.name, 1.0) * (LARGEST_WEIGHT if 2 * math.prod(row.shape) > LARGEST_FLOPS else 1.0)
+        for row in rows
+    ]
+    weight = np.array(of_rows, np.float32)[problem]
     return Samples(
         np.array(problem), weight, np.array(estimates, np.float32), np.array(inputs, np.float32),
         np.array(times, np.float32), np.array(corrected, np.float32), np.array(shape),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
 from ..epilogue.lower import COMMON, LINEAR, SCALED, SCALED_COMMON, has_tree, split
-from ..key import ROW, KernelKey, Triple, instruction_shape, opcode_class
+from ..key import COLUMN, ROW, KernelKey, Triple, instruction_shape, opcode_class
 from ..rules import (
     COMMON_LAYOUTS,
     FP8_TYPES,
@@ -59,7 +59,8 @@ def supports(key: KernelKey) -> Status:
 
 # Of mainloop_dmma.h: those that were compiled without spills.
 _DMMA_TILES: tuple[Triple, ...] = (
-    *((64, 128, 16), (64, 64, 16), (64, 32, 16), (32, 64, 16)),
+    *((64, 128, 16), (64, 96, 16), (64, 64, 16), (64, 32, 16), (32, 128, 16), (32, 96, 16), (32, 64, 16)),
+    *((96, 64, 16), (96, 32, 16)),
     *((64, 64, 32), (64, 32, 32), (32, 64, 32), (32, 32, 32)),
 )
 
@@ -87,6 +88,9 @@ def _supports_dmma_vectors(key: KernelKey) -> Status:
         return no("DMMA kernels that load vectors are for sm_90a")
     if key.warps != (2, 2, 1) or key.mainloop != "multistage":
         return no("DMMA kernels that load vectors have two by two warps")
+    along_rows = [extent for extent, runs in zip(key.tile, (key.layout_a == COLUMN, key.layout_b == ROW), strict=False) if runs]
+    if any(128 % extent for extent in along_rows):
+        return no("DMMA kernels that load vectors along rows of A or columns of B have 32, 64 or 128 of them in a tile")
     if key.tile not in _DMMA_TILES:
         tiles = ", ".join("x".join(map(str, tile)) for tile in _DMMA_TILES)
         return no(f"DMMA kernels that load vectors have tiles that were compiled without spills: {tiles}")
@@ -187,14 +191,12 @@ def cells(arch: SmArch) -> Iterator[Cell]:
             _gemm_sm80(arch, D.F64, D.F64, layouts, (1, 1, 1), (64, 64, 16), (2, 2, 1), 4),
         )
         if common and arch is SmArch.SM90A:
-            for tile, warps, stages in _F64_VECTORS:
-                yield FULL, _gemm_sm80(arch, D.F64, D.F64, layouts, (2, 2, 1), tile, warps, stages)
-            # For few rows of a column-major B 4% faster, of a row-major one no faster.
-            tier = FULL if layouts == "rc" else ON_DEMAND
-            yield tier, _gemm_sm80(arch, D.F64, D.F64, layouts, (2, 2, 1), (32, 32, 32), (2, 2, 1), 5)
+            for tier, tile, stages in _F64_VECTORS[layouts]:
+                yield tier, _gemm_sm80(arch, D.F64, D.F64, layouts, (2, 2, 1), tile, (2, 2, 1), stages)
         elif common and arch is not SmArch.SM100:
             yield FULL, _gemm_sm80(arch, D.F64, D.F64, layouts, (1, 1, 1), (128, 128, 16), (4, 2, 1), 3)
-    integer_tier = FULL if fallback else DEFAULT
+    # Beside TMA kernels it gains 0.08% on random shapes.
+    integer_tier = ON_DEMAND if arch is SmArch.SM90A else FULL if fallback else DEFAULT
     yield integer_tier, _gemm_sm80(arch, D.I8, D.I32, "rc", (16, 16, 4), (128, 128, 64), (2, 2, 1), 4)
     if not fallback:
         yield FULL, _gemm_sm80(arch, D.I8, D.I32, "rc", (16, 16, 4), (64, 64, 64), (2, 2, 1), 6)
@@ -240,17 +242,33 @@ _IEEE_TILES: dict[str, tuple[Triple, Triple, int]] = {
     "rc": ((32, 128, 8), (1, 4, 1), 5),
     "rr": ((16, 128, 16), (1, 4, 1), 5),
 }
-# Of IEEE f32 and f64 on sm_90a with loads of vectors (mainloop_simt.h, mainloop_dmma.h): tile, warps and stages. They
-# are a greedy cover of 192 random problems each (docs/performance-log.md, 2026-11-26).
+# Of IEEE f32 and f64 on sm_90a with loads of vectors (mainloop_simt.h, mainloop_dmma.h): tile, of f32 warps, and
+# stages. They are a greedy cover of 192 random problems of f32 (docs/performance-log.md, 2026-11-26) and 116 of f64
+# (2026-11-28).
 _IEEE_VECTORS: tuple[tuple[Triple, Triple, int], ...] = (
     ((64, 128, 16), (2, 2, 1), 4),
     ((32, 256, 16), (1, 4, 1), 4),
 )
-_F64_VECTORS: tuple[tuple[Triple, Triple, int], ...] = (
-    ((64, 128, 16), (2, 2, 1), 4),
-    ((64, 64, 16), (2, 2, 1), 4),
-    ((32, 64, 16), (2, 2, 1), 5),
-)
+_F64_VECTORS: dict[str, tuple[tuple[int, Triple, int], ...]] = {
+    "rc": (
+        (FULL, (64, 128, 16), 4),
+        (FULL, (96, 64, 16), 4),
+        (FULL, (64, 64, 16), 4),
+        (FULL, (32, 96, 16), 4),
+        (FULL, (32, 32, 32), 5),
+        (ON_DEMAND, (64, 96, 16), 4),
+        (ON_DEMAND, (32, 64, 16), 5),
+    ),
+    "rr": (
+        (FULL, (96, 64, 16), 4),
+        (FULL, (64, 64, 16), 4),
+        (FULL, (32, 128, 16), 4),
+        (FULL, (32, 64, 16), 5),
+        (ON_DEMAND, (64, 128, 16), 4),
+        (ON_DEMAND, (96, 32, 16), 4),
+        (ON_DEMAND, (32, 32, 32), 5),
+    ),
+}
 
 
 def _single_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
@@ -260,9 +278,11 @@ def _single_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
             tier = DEFAULT if common and d is D.F32 else FULL
             # Narrow results of f32 are rare.
             aligned = tier if d is D.F32 or (common and not fallback) else ON_DEMAND
-            # The RS mainloop of sm_90a is in `full` only.
+            # The RS mainloop of sm_90a is in `full` only. Where B is column-major others serve, of a column-major A after
+            # a copy: this one would be chosen for 2 of 1,200 random problems.
+            served = arch is SmArch.SM90A and layouts[1] == COLUMN and d is D.F32
             yield (
-                FULL if fallback and layouts == "rc" and d is D.F32 else aligned,
+                ON_DEMAND if served else FULL if fallback and layouts == "rc" and d is D.F32 else aligned,
                 _gemm_sm80(arch, D.F32, d, layouts, (4, 4, 4), (128, 128, 16), (2, 2, 1), 4, "tf32"),
             )
             yield aligned, _gemm_sm80(arch, D.F32, d, layouts, (4, 4, 4), (128, 128, 16), (4, 2, 1), 4, "3xtf32")

@@ -492,7 +492,6 @@ def test_small_problems_get_small_tiles_and_large_ones_large_tiles() -> None:
     assert small[0] * small[1] < large[0] * large[1]
 
 
-@pytest.mark.xfail(reason="128x192 is chosen by estimates beyond what was timed (6e11 operations)")
 @pytest.mark.usefixtures("full_table")
 def test_the_largest_products_get_the_largest_tiles() -> None:
     large = select.choose(GemmSearch(_problem(8192, 8192, 8192), H200), backend="prebuilt").info.key.tile

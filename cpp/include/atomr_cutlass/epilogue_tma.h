@@ -4,6 +4,7 @@
 #pragma once
 
 #include "atomr_cutlass/epilogue_plain.h"
+#include "atomr_cutlass/rounding.h"
 #include "atomr_cutlass/tma_tile.h"
 #include "cute/arch/cluster_sm90.hpp"
 #include "cute/arch/copy_sm75.hpp"

@@ -114,6 +114,10 @@ struct GemmFewSm90 {
   static constexpr int kInitAtOnce = 8;  // barriers, without a branch: more than there are do no harm
   static_assert(kMaxSteps % kInitAtOnce == 0 && kMaxStages % kInitAtOnce == 0);
   static constexpr int kStageBytes = 64 * 1024;
+  // Row-major weights from so many bytes on are fetched into L2 by halves of lines: neighbouring tiles read the lines
+  // between them at different times, and device memory would give them twice (measured: 2 to 4% of such launches; of
+  // fewer bytes, which L2 keeps until the neighbour comes, 1 to 3% slower).
+  static constexpr int64_t kHalfLinesFrom = int64_t(1) << 28;
   // A stage is given back while the next one is multiplied: with a single one all would wait for ever.
   static_assert(kSharedBytes - kOverrun - kSumsOffset - (kTallest + 8) * kFewOfTall * int(sizeof(float)) >=
                 2 * (kTallest + kFewOfTall) * kBoxBytes);
@@ -186,9 +190,9 @@ struct GemmFewSm90 {
     int batches;
     int64_t batch_stride;
 
-    cute::TmaDescriptor tensor_map(int box_inner, int box_outer) const {
+    cute::TmaDescriptor tensor_map(int box_inner, int box_outer, bool half_lines = false) const {
       int64_t const batch = batches > 1 ? batch_stride : leading;
-      return encoded<3>(pointer, {uint64_t(inner), uint64_t(outer), uint64_t(batches)},
+      return encoded<3>(half_lines, pointer, {uint64_t(inner), uint64_t(outer), uint64_t(batches)},
                         {uint64_t(leading) * sizeof(Element), uint64_t(batch) * sizeof(Element)},
                         {uint32_t(box_inner), uint32_t(box_outer), 1});
     }
@@ -197,14 +201,14 @@ struct GemmFewSm90 {
     cute::TmaDescriptor boxes_map(int box_outer, int boxes) const {
       int64_t const batch = batches > 1 ? batch_stride : leading;
       int const whole = inner / kBox > 0 ? inner / kBox : 1;  // without one only boxes beyond the end are loaded
-      return encoded<4>(pointer, {uint64_t(kBox), uint64_t(outer), uint64_t(whole), uint64_t(batches)},
+      return encoded<4>(false, pointer, {uint64_t(kBox), uint64_t(outer), uint64_t(whole), uint64_t(batches)},
                         {uint64_t(leading) * sizeof(Element), uint64_t(kBoxBytes), uint64_t(batch) * sizeof(Element)},
                         {uint32_t(kBox), uint32_t(box_outer), uint32_t(boxes), 1});
     }
   };
 
   template <int kDimensions>
-  static cute::TmaDescriptor encoded(void const* pointer, uint64_t const (&extents)[kDimensions],
+  static cute::TmaDescriptor encoded(bool half_lines, void const* pointer, uint64_t const (&extents)[kDimensions],
                                      uint64_t const (&strides)[kDimensions - 1], uint32_t const (&box)[kDimensions]) {
     cute::TmaDescriptor map{};
 #if !defined(__CUDACC_RTC__) || defined(ATOMR_CUTLASS_EVALUATE)
@@ -212,7 +216,8 @@ struct GemmFewSm90 {
     (void)CUTLASS_CUDA_DRIVER_WRAPPER_CALL(cuTensorMapEncodeTiled)(
         &map, cute::TMA::to_CUtensorMapDataType<Multiplied>(), kDimensions, const_cast<void*>(pointer), extents,
         strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        half_lines ? CU_TENSOR_MAP_L2_PROMOTION_L2_64B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 #endif
     return map;
   }
@@ -266,8 +271,14 @@ struct GemmFewSm90 {
     Matrices const weights = turn ? a : b, few_rows = turn ? b : a;
     result.weights_batched = weights.batches > 1;
     result.few_batched = few_rows.batches > 1;
-    result.weights = kAlongK ? weights.tensor_map(kBox, result.height) : weights.tensor_map(kPiece, kBox);
-    if (!kAlongK && result.height % kPiece != 0) result.rest = weights.tensor_map(result.height % kPiece, kBox);
+    if constexpr (kAlongK) {
+      result.weights = weights.tensor_map(kBox, result.height);
+    } else {
+      bool const half_lines = int64_t(rows) * args.k * weights.batches * int(sizeof(Element)) >= kHalfLinesFrom;
+      result.weights = weights.tensor_map(kPiece, kBox, half_lines);
+      int const rest = result.height % kPiece;
+      if (rest != 0) result.rest = weights.tensor_map(rest, kBox, half_lines);
+    }
     result.few = few_rows.boxes_map(result.few_height, result.step);
     result.odd_step = -1;
     if (args.k % kBox != 0) {

@@ -437,8 +437,8 @@ _FITTED_FP8_TILES: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], str, 
         ((128, 256), (1, 1), "cooperative", COLUMN),
         ((128, 256), (4, 2), "cooperative", COLUMN),
         ((192, 192), (1, 2), "cooperative", COLUMN),
-        ((128, 256), (2, 4), "cooperative", ROW),
         ((192, 192), (1, 2), "cooperative", ROW),
+        ((256, 176), (1, 2), "cooperative", ROW),
     ),
 }
 """Of e4m3 with scaled results in bf16, by the math mode: as `_FITTED_TILES` (docs/performance-log.md, 2026-11-26 and

@@ -88,9 +88,9 @@ def _supports_dmma_vectors(key: KernelKey) -> Status:
         return no("DMMA kernels that load vectors are for sm_90a")
     if key.warps != (2, 2, 1) or key.mainloop != "multistage":
         return no("DMMA kernels that load vectors have two by two warps")
-    along_rows = [extent for extent, runs in zip(key.tile, (key.layout_a == COLUMN, key.layout_b == ROW), strict=False) if runs]
-    if any(128 % extent for extent in along_rows):
-        return no("DMMA kernels that load vectors along rows of A or columns of B have 32, 64 or 128 of them in a tile")
+    # Threads load equal shares of each line.
+    if (key.layout_a == COLUMN and 128 % key.tile[0]) or (key.layout_b == ROW and 128 % key.tile[1]):
+        return no("DMMA kernels whose lines lie along M or N have tiles of 32, 64 or 128 there")
     if key.tile not in _DMMA_TILES:
         tiles = ", ".join("x".join(map(str, tile)) for tile in _DMMA_TILES)
         return no(f"DMMA kernels that load vectors have tiles that were compiled without spills: {tiles}")
@@ -278,8 +278,8 @@ def _single_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
             tier = DEFAULT if common and d is D.F32 else FULL
             # Narrow results of f32 are rare.
             aligned = tier if d is D.F32 or (common and not fallback) else ON_DEMAND
-            # The RS mainloop of sm_90a is in `full` only. Where B is column-major others serve, of a column-major A after
-            # a copy: this one would be chosen for 2 of 1,200 random problems.
+            # The RS mainloop of sm_90a is in `full` only. Where B is column-major others serve, of a column-major A
+            # after a copy: this one would be chosen for 2 of 1,200 random problems.
             served = arch is SmArch.SM90A and layouts[1] == COLUMN and d is D.F32
             yield (
                 ON_DEMAND if served else FULL if fallback and layouts == "rc" and d is D.F32 else aligned,

@@ -20,7 +20,7 @@ from generator.families import gemm_sm90
 from generator.families.base import FULL as FULL_TIER
 from generator.families.base import ON_DEMAND
 from generator.families.gemm_sm80 import FP8_ARCHS
-from generator.key import KernelKey, check_unique, instruction_shape
+from generator.key import COLUMN, ROW, KernelKey, check_unique, instruction_shape
 from generator.matrix import ARCHS, PRESETS, cells, expand, preset_of, supports
 from generator.render import render
 from generator.rules import BLOCKWISE, COMMON_LAYOUTS, FP8_TYPES, HALF_TYPES, LAYOUTS, gemm_types
@@ -146,9 +146,7 @@ def test_hopper_has_tiles_from_small_to_large(dtype: D) -> None:
     # Rows of D are loaded once for several thread blocks, but for large products, of which 1x2 and 1x4 load the others
     # once, and single thread blocks waste the fewest tiles.
     lone = {(k.tile[:2], k.cluster[:2]) for k in turned if k.d is dtype and k.cluster[0] == 1}
-    of_bf16 = {
-        ((128, 256), (1, 2)), ((128, 256), (1, 4)), ((192, 192), (1, 1)), ((256, 192), (1, 1)), ((256, 192), (1, 2)),
-    }  # fmt: skip
+    of_bf16 = {((128, 256), (1, 2)), ((128, 256), (1, 4)), ((256, 192), (1, 1)), ((256, 192), (1, 2))}
     assert lone == {((192, 192), (1, 2))} | (of_bf16 if dtype is D.BF16 else set())
 
 
@@ -513,6 +511,8 @@ def test_dmma_kernels_load_vectors_where_they_were_measured() -> None:
         ({"tile": (64, 64, 8)}, "without spills: 64x128x16"),
         ({"tile": (128, 128, 16)}, "without spills: 64x128x16"),
         ({"warps": (4, 2, 1)}, "two by two warps"),
+        ({"tile": (64, 96, 16), "layout_b": ROW}, "32, 64 or 128 there"),
+        ({"tile": (96, 64, 16), "layout_a": COLUMN}, "32, 64 or 128 there"),
     ):
         assert_refused(replace(vectors[0], **changes), reason)
 
@@ -520,6 +520,6 @@ def test_dmma_kernels_load_vectors_where_they_were_measured() -> None:
 def test_kernels_with_vector_loads_serve_epilogue_trees() -> None:
     full = [key for key in expand("full", [SmArch.SM90A]) if (key.op, key.generation) == ("gemm", "sm80")]
     vectors = [key for key in full if key.align_a > 1 and (key.math == "ieee" or key.a is D.F64)]
-    assert len(vectors) == 11
+    assert len(vectors) == 13
     for key in vectors:
         assert supports(replace(key, epilogue=trees.NAMED["bias_relu"](key)[0]))

@@ -336,7 +336,7 @@ _FITTED_TILES: dict[str, tuple[tuple[tuple[D, ...], tuple[int, int], tuple[int, 
     "cr": (
         (_BOTH, (64, 256), (4, 1), "pingpong", COLUMN),
         (_NEITHER, (128, 256), (4, 2), "cooperative", COLUMN),
-        (_NEITHER, (128, 256), (1, 2), "cooperative", ROW),
+        (_BF16, (128, 256), (1, 2), "cooperative", ROW),
         (_BF16, (128, 256), (2, 4), "cooperative", ROW),
         (_BOTH, (256, 192), (1, 2), "cooperative", ROW),
     ),

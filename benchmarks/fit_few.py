@@ -1,7 +1,7 @@
 r"""Fits the correction of the model's estimates for few rows (few_correction.inc) to timings of every division.
 
     cd benchmarks/results
-    python ../fit_few.py 2026-11-2[67]-few-divisions-{sent,bound,tall}-*.json *-h200-few-divisions-*.json \
+    python ../fit_few.py 2026-11-2[67]-few-divisions-{sent,bound,tall}-*.json *-h200-few-divisions-r?.json \
         --before 2026-11-26-few-divisions-r?.json --out ../../cpp/src/few_correction.inc
     python ../fit_few.py ... --leave-out 4
 

@@ -171,8 +171,10 @@ struct InMatrices {
   }
 };
 
+// `kGroup`: subtiles that are written before one barrier and stored after it, where nothing is loaded. There are at
+// least twice as many buffers.
 template <int kStagesC, int kStagesD, int kFragment, bool kReuseC, class Tile, class Subtile, class Element,
-          class Stride, class Visitor, class Place = InMatrices>
+          class Stride, class Visitor, class Place = InMatrices, int kGroup = 1>
 struct TmaEpilogue {
   // What CUTLASS's kernels ask for.
   using DispatchPolicy = cutlass::epilogue::Sm90TmaWarpSpecialized<kStagesC, kStagesD, kFragment, kReuseC, false>;
@@ -386,8 +388,8 @@ struct TmaEpilogue {
 
         auto const results = callbacks.visit(of_subtile(accumulators, along_m, along_n), 0, along_m, along_n);
         // Without C the buffers are D's alone.
-        store_subtile(map, results, places, buffer_d(shared, store_state.index()), tile_m + along_m * kM,
-                      tile_n + along_n * kN, int(cute::get<3>(where)), issues, !loads);
+        store_subtile(map, results, places, shared, store_state, along_m, along_n, where, issues, !loads,
+                      loads || only != -1);
         ++store_state;
         ++stores;
 
@@ -427,13 +429,12 @@ struct TmaEpilogue {
       }
       Places const places(thread);
       bool const issues = thread / 32 == 0 && cute::elect_one_sync();
-      int const tile_m = int(cute::get<0>(where)) * kTileM, tile_n = int(cute::get<1>(where)) * kTileN;
       CUTLASS_PRAGMA_UNROLL
       for (int along_n = 0; along_n < kAlongN; ++along_n) {
         CUTLASS_PRAGMA_UNROLL
         for (int along_m = 0; along_m < kAlongM; ++along_m) {
-          store_subtile(&params.store_d, of_subtile(sums, along_m, along_n), places, buffer_d(shared, state.index()),
-                        tile_m + along_m * kM, tile_n + along_n * kN, int(cute::get<3>(where)), issues, true);
+          store_subtile(&params.store_d, of_subtile(sums, along_m, along_n), places, shared, state, along_m, along_n,
+                        where, issues, true, false);
           ++state;
         }
       }
@@ -485,22 +486,35 @@ struct TmaEpilogue {
     return values;
   }
 
-  // Stores a subtile's results, of which a thread has `values`, through a buffer at the place `m`, `n` of D. `issues`:
-  // of the thread that stores, which is the one that waits for stores. When it returns the next buffer is free.
-  // `ahead`: the wait for that comes before this store and shares its barrier; for buffers that nothing is loaded into.
-  template <class Values>
+  // Writes a subtile's results, of which a thread has `values`, into a buffer, and stores the subtiles of a group where
+  // it is the last one; `alone`: itself. `issues`: of the thread that stores, which is the one that waits for stores.
+  // When it returns the next buffer is free. `ahead`: the wait for that comes before these stores and shares their
+  // barrier; for buffers that nothing is loaded into.
+  template <class Values, class Where>
   CUTLASS_DEVICE void store_subtile(cute::TmaDescriptor const* map, Values const& values, Places const& places,
-                                    char* buffer, int m, int n, int batch, bool issues, bool ahead) const {
+                                    TensorStorage& shared, StorePipelineState const& state, int along_m, int along_n,
+                                    Where const& where, bool issues, bool ahead, bool alone) const {
     cutlass::NumericArrayConverter<Element, typename Values::Element, Places::kCount> convert;
     alignas(16) typename Places::Values const results = convert(values);
-    places.write(results, buffer);
+    places.write(results, buffer_d(shared, state.index()));
+    int const place = along_n * kAlongM + along_m, before = alone ? 0 : place % kGroup;
+    if (!alone && before != kGroup - 1 && place != kAlongM * kAlongN - 1) return;
     cutlass::arch::fence_view_async_shared();  // what was written to shared memory, before TMA reads it
     ahead = ahead && kBuffersD > 1;
-    // All wait at once for what was written, and for the next buffer to be free.
-    if (ahead && issues) cute::tma_store_wait<(kBuffersD > 1 ? kBuffersD - 2 : 0)>();
+    // All wait at once for what was written, and for the next buffers to be free.
+    constexpr int kGroups = kBuffersD / kGroup;
+    if (ahead && issues) cute::tma_store_wait<(kGroups > 1 ? kGroups - 2 : 0)>();
     synchronize();
     if (issues) {
-      Place::template store<Boxes, kColumnMajor>(params, *map, buffer, m, n, batch);
+      CUTLASS_PRAGMA_UNROLL
+      for (int back = kGroup - 1; back >= 0; --back) {
+        if (back > before) continue;
+        int const stored = place - back, buffer = int(state.index()) - back;
+        int const m = int(cute::get<0>(where)) * kTileM + stored % kAlongM * kM;
+        int const n = int(cute::get<1>(where)) * kTileN + stored / kAlongM * kN;
+        Place::template store<Boxes, kColumnMajor>(
+            params, *map, buffer_d(shared, buffer < 0 ? buffer + kBuffersD : buffer), m, n, int(cute::get<3>(where)));
+      }
       cute::tma_store_arrive();
     }
     if (!ahead) {
@@ -518,6 +532,16 @@ struct EpilogueBuffers {
   static constexpr int kBarriers = 1024;  // bytes for them, at most
 
   int columns, count;
+  int group = 1;  // of them that are stored after one barrier
+
+  // More of them in two groups, as large as they may be beside as many stages, at most `most` in each. `others`: bytes
+  // of the visitor.
+  constexpr EpilogueBuffers grouped(int column_bytes, int others, int stage_bytes, int most) const {
+    int const bytes = columns * column_bytes, taken = 2 * kBarriers + others;
+    int const stages = stages_beside(taken + count * bytes, stage_bytes);
+    int const group = cute::min((227 * 1024 - taken - stages * stage_bytes) / bytes / 2, most);
+    return group > 1 ? EpilogueBuffers{columns, cute::max(2 * group, count), group} : *this;
+  }
 
   // As the builder has it; or less, where the mainloop has fewer than `enough` stages and gains one by that.
   // `column_bytes`: of a column in a buffer. `stage_bytes`: of A and B in a stage. `piece`: columns that stay together:
@@ -539,16 +563,18 @@ struct EpilogueBuffers {
 };
 
 // What the epilogue is told of the tile and the mainloop.
-template <int kStageBytes_, int kEnough_, int kRows_>
+template <int kStageBytes_, int kEnough_, int kRows_, bool kSmaller_ = false, bool kGrouped_ = false>
 struct BesideMainloop {
-  static constexpr int kStageBytes = kStageBytes_;  // of A and B in a stage; 0 where buffers stay as they are
+  static constexpr int kStageBytes = kStageBytes_;  // of A and B in a stage
   static constexpr int kEnough = kEnough_;  // stages, for which nothing else becomes smaller
   static constexpr int kRows = kRows_;  // of the tile: 192 where the builder was told 128
+  static constexpr bool kSmaller = kSmaller_;  // buffers may become smaller for another stage
+  static constexpr bool kGrouped = kGrouped_;  // several buffers are stored after one barrier
 };
 
 // The epilogue for what CUTLASS's builder makes, of which only the template's arguments are used; Built itself where
 // they are not those of an epilogue with C and D alike.
-template <class Built, class Place = InMatrices, class Mainloop = BesideMainloop<0, 0, 0>>
+template <class Built, class Place = InMatrices, class Mainloop = BesideMainloop<1, 0, 0>>
 struct TmaEpilogueOf {
   using Type = Built;
 };
@@ -563,13 +589,20 @@ struct TmaEpilogueOf<cutlass::epilogue::collective::CollectiveEpilogue<
       cute::conditional_t<kTaller, cute::Shape<cute::Int<Mainloop::kRows>, cute::tuple_element_t<1, Tile>>, Tile>;
   static constexpr int kM = kTaller ? Mainloop::kRows : int(cute::size<0>(Subtile{})), kN = cute::size<1>(Subtile{});
   static constexpr int kColumnBytes = kM * int{sizeof(Element)};
-  static constexpr bool kChosen = (Mainloop::kStageBytes > 0) && (kStagesC > 2) && kReuseC;
+  static constexpr bool kFits = kStagesC > 2 && kReuseC;
   static constexpr int kPiece = cutlass::gemm::detail::is_major<0, Stride>() ? 8 : 16;
+  static constexpr EpilogueBuffers kWritten =
+      Mainloop::kSmaller && kFits
+          ? EpilogueBuffers::beside(kN, kStagesC, kColumnBytes, Mainloop::kStageBytes, kPiece, Mainloop::kEnough)
+          : EpilogueBuffers{kN, kStagesC};
+  static constexpr int kSubtiles = int(cute::size(Whole{})) / (kM * kWritten.columns);
   static constexpr EpilogueBuffers kBuffers =
-      kChosen ? EpilogueBuffers::beside(kN, kStagesC, kColumnBytes, Mainloop::kStageBytes, kPiece, Mainloop::kEnough)
-              : EpilogueBuffers{kN, kStagesC};
+      Mainloop::kGrouped && kReuseC
+          ? kWritten.grouped(kColumnBytes, sizeof(typename Visitor::SharedStorage), Mainloop::kStageBytes, kSubtiles)
+          : kWritten;
   using Type = TmaEpilogue<kBuffers.count, kStagesD, kFragment, kReuseC, Whole,
-                           cute::Shape<cute::Int<kM>, cute::Int<kBuffers.columns>>, Element, Stride, Visitor, Place>;
+                           cute::Shape<cute::Int<kM>, cute::Int<kBuffers.columns>>, Element, Stride, Visitor, Place,
+                           kBuffers.group>;
 };
 
 }  // namespace atomr_cutlass

@@ -157,15 +157,17 @@ struct SlicedMainloop : DependentMainloop<Mainloop> {
   };
 };
 
-// What is stored at once of a tile whose width is no multiple of 32: CUTLASS takes 16 columns, and waits after each.
+// What is stored at once of a tile whose width is no multiple of 32, of which CUTLASS takes 16 columns: those, in
+// groups between barriers, only where more would not go.
 template <class Tile, bool kCooperative, bool kLinear>
 struct StoredAtOnce {
   static constexpr int kM = kCooperative ? 128 : 64, kN = cute::size<1>(Tile{});
   // Of 176 columns there are not registers enough beside the accumulators of 128 rows, or what scales are read into.
   static constexpr bool kWhole = !kCooperative && !((cute::size<0>(Tile{}) > kM || !kLinear) && kN > 160);
   static constexpr int kColumns = kN % 48 == 0 ? 48 : kWhole ? kN : 0;
-  using Type = cute::conditional_t<kN % 32 == 0 || kN % 16 != 0 || kColumns == 0,
-                                   cutlass::epilogue::collective::EpilogueTileAuto,
+  static constexpr bool kAuto = kN % 32 == 0 || kN % 16 != 0 || kColumns == 0;
+  static constexpr bool kBySixteen = kAuto && kN % 32 == 16 && kN > 16;
+  using Type = cute::conditional_t<kAuto, cutlass::epilogue::collective::EpilogueTileAuto,
                                    cute::Shape<cute::Int<kM>, cute::Int<kColumns>>>;
 };
 
@@ -204,22 +206,30 @@ struct GemmSm90 {
       kDirect, cutlass::epilogue::fusion::LinearCombination<ElementD, ElementCompute, ElementD, ElementCompute>,
       typename VisitorOf<Epilogue, LinearVisitor<ElementD, ElementCompute, true>, ScaledVisitor<kTileM, kTileN>, kTileM,
                          kTileN, ElementD>::Type>;
+  static constexpr bool kLinear = cute::is_same_v<Epilogue, LinearEpilogue>;
+  using Stored = StoredAtOnce<BuiltTile, kCooperative, kLinear>;
   using BuiltEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, BuiltTile, Cluster,
-      typename StoredAtOnce<BuiltTile, kCooperative, cute::is_same_v<Epilogue, LinearEpilogue>>::Type,
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, BuiltTile, Cluster, typename Stored::Type,
       ElementAccumulator, ElementCompute, ElementD, EpilogueLayout, kAlignD, ElementD, EpilogueLayout, kAlignD,
       EpilogueSchedule, Fusion>::CollectiveOp;
   // Another stage of the mainloop, which holds 128 bytes of K, is worth smaller buffers of D: of f16 and bf16, up to
   // eight in clusters of four and more, up to four in others. Those of two share one operand only; their neighbours ask
   // L2 for the other one, at different times where they have more stages (measured: 192x80 in 4x2 7% faster, 128x112 in
   // 2x1 7% slower).
-  static constexpr bool kChosen =
-      cute::is_void_v<StageCount> && cute::is_same_v<Epilogue, LinearEpilogue> && cute::sizeof_bits_v<ElementD> == 16;
+  static constexpr bool kFree = cute::is_void_v<StageCount> && cute::sizeof_bits_v<ElementD> == 16;
+  static constexpr bool kChosen = kFree && kLinear;
+  // Several subtiles of 16 or 32 columns are stored after one barrier: of pingpong kernels (128x176 of fp8 10%, of bf16
+  // 5% faster with K below 1500), and of cooperative ones those of 16, where registers suffice and there are enough of
+  // them (2 to 4%). Others, and three warp groups, are slower by 1 to 3% that way.
+  static constexpr bool kManySubtiles = kTileM * kTileN >= 7 * 16 * 128;
+  static constexpr bool kGrouped =
+      kFree && Stored::kAuto && (kLinear || cute::is_same_v<Epilogue, ScaledEpilogue>) && kManySubtiles &&
+      (kCooperative ? Stored::kBySixteen && !kThreeGroups && kTileM * kTileN <= 160 * 256 : kTileM > 64);
   static constexpr int kStageBytes = (kTileM + kTileN) * 128;
   static constexpr int kEnough = cute::size<0>(Cluster{}) * cute::size<1>(Cluster{}) >= 4 ? 8 : 4;
   using CollectiveEpilogue =
       typename CollectiveOf<Epilogue, BuiltEpilogue, Fusion, ElementD, ElementCompute, EpilogueLayout, kSwapped,
-                            kDirect, BesideMainloop<kChosen ? kStageBytes : 0, kEnough, kTileM>>::Type;
+                            kDirect, BesideMainloop<kFree ? kStageBytes : 0, kEnough, kTileM, kChosen, kGrouped>>::Type;
 
   using Stages = StagesBeside<StageCount, CollectiveEpilogue>;
 

@@ -607,10 +607,7 @@ Launch Model::scheduled(Kernel const& kernel, Extents const& extents, Gpu const&
     if (kernel.nosmem) after += c_.NOSMEM_SECONDS + in_waves * c_.NOSMEM_TILE_SECONDS;
     if (kernel.stream_k) return stream_k(tiles, own.steps, tile, whole) + after;
     if (kernel.mainloop == Mainloop::kPingpong) {
-      bool const by_sixteen = kernel.fp8 && own.m == 128 && own.n > 160 && own.n % 32 != 0 && own.n % 48 != 0;
-      double const stored = by_sixteen ? c_.PINGPONG_BY_SIXTEEN_SECONDS : 0.0;
-      double const each = std::max(tile + c_.PINGPONG_TILE_SECONDS, (tile + stored) / 2);
-      return waves(in_waves) * each + c_.PROLOGUE_SECONDS + own.store + after;
+      return waves(in_waves) * (tile + c_.PINGPONG_TILE_SECONDS) + c_.PROLOGUE_SECONDS + own.store + after;
     }
     return waves(in_waves) * (tile + whole) + after;
   };

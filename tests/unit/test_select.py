@@ -509,12 +509,12 @@ def test_wide_tiles_take_slices_that_narrow_ones_would_read_too_often(layouts: s
 
 
 @pytest.mark.usefixtures("full_table")
-def test_short_products_of_fp8_do_not_wait_for_tiles_that_are_stored_by_sixteen() -> None:
-    """By 128x176 these took 1.13, 1.29 and 1.20 times as long on H200s and H100s as by the best width."""
+def test_short_products_of_fp8_get_tiles_whose_stores_overlap_with_products() -> None:
+    """On an H200 kernels of other tiles take 1.05 to 1.08 times as long as the best width of 128x176 pingpong."""
     for m, n, k in ((3735, 5200, 800), (11614, 1152, 640), (3282, 12160, 656)):
         problem = _problem(m, n, k, dtype=D.F8E4M3, d=D.BF16, layouts="rcr", math="fast")
         found = select.choose(GemmSearch(replace(problem, epilogue=SCALED), H200), backend="prebuilt")
-        assert (found.key.tile[:2], found.width) != ((128, 176), 176)
+        assert found.key.tile[:2] == (128, 176)
 
 
 @pytest.mark.usefixtures("full_table")

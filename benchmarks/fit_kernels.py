@@ -2,7 +2,7 @@ r"""Fits the correction of the model's estimates for kernels (kernel_correction.
 
     cd benchmarks/results
     sweeps=$(ls *-27-h100-*sweep-seed2*.json *-26-*fp8-sweep-seed{182,s156}*.json \
-        *-28-h?00-*sweep-seed{2*,30[048],31[2468]}.json *-h200-fp8-sweep-seed32[02468].json)
+        *-28-h?00-*sweep-seed{2*,30[048],31[2468]}.json *-h200-fp8-sweep-seed3{2,3}[02468].json)
     OMP_NUM_THREADS=1 python ../fit_kernels.py $sweeps --out ../../cpp/src/kernel_correction.inc
     OMP_NUM_THREADS=1 python ../fit_kernels.py $sweeps --leave-out 6
 

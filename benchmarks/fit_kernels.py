@@ -33,13 +33,13 @@ from atomr_cutlass.pipeline import estimate
 
 FAR = 1.45
 """Times the least of a problem: launches that are estimated slower are left out."""
-FEWER = {"NVIDIA H200": 2.0}
-"""The weight of problems by the GPU, where fewer were timed there."""
+FEWER = {"bf16": {"NVIDIA H200": 2.0}, "e4m3": {"NVIDIA H200": 4.0}}
+"""The weights of problems by the GPU, where fewer were timed there, for each network."""
 LARGEST_FLOPS, LARGEST_WEIGHT = 2e11, 2.5
 """From so many operations on problems count more: few are drawn, and a percent of them is longer than others are."""
 TRAINING = {
     "bf16": Training(hidden=32, decay=1e-3, drawn_share=0.2, together=0.95),
-    "e4m3": Training(hidden=24, decay=3e-3, drawn_share=0.4, together=0.95),
+    "e4m3": Training(hidden=32, decay=2e-3, drawn_share=0.4, together=0.95),
 }
 """Of the networks, by the elements that sweeps multiply."""
 INPUTS = dict(zip(TRAINING, _core.CORRECTION_INPUTS, strict=True))
@@ -71,7 +71,8 @@ def samples(rows: Sequence[Row]) -> Samples:
                 corrected.append(changes)
                 shape.append(shapes.setdefault(row.shape, len(shapes)))
     of_rows = [
-        FEWER.get(row.device.name, 1.0) * (LARGEST_WEIGHT if 2 * math.prod(row.shape) > LARGEST_FLOPS else 1.0)
+        FEWER[row.dtype].get(row.device.name, 1.0)
+        * (LARGEST_WEIGHT if 2 * math.prod(row.shape) > LARGEST_FLOPS else 1.0)
         for row in rows
     ]
     weight = np.array(of_rows, np.float32)[problem]

@@ -70,7 +70,7 @@ struct KernelCorrection {
   using Inputs = std::array<float, kInputs>;
 
   Network<kInputsOfHalf, 32, 1> half;
-  Network<kInputs, 24, 1> fp8;
+  Network<kInputs, 32, 1> fp8;
 };
 
 #include "kernel_correction.inc"

@@ -94,8 +94,8 @@ CONSTANTS = (
 SPREAD_SHARE, ERROR_SHARE = 0.3, 0.05
 """Of the estimates' mean error beside their row's, and of that error itself, in what is minimized."""
 STORED_IN_GROUPS, SHORT_K = "2026-11-28T20", 2000
-"""Since when pingpong kernels store tiles of 128x176 by groups of columns: with K below that they are up to a quarter
-faster than in sweeps of before, which count for these products without such a kernel.
+"""From this time on pingpong kernels store tiles of 128x176 in groups of columns, which makes products with K below
+`SHORT_K` up to a quarter faster: older timings of these kernels with such products are left out.
 """
 DIVIDED = " divided"
 """The end of a kernel's name in sweeps of kernels that divide K into slices of their own, or take turns."""

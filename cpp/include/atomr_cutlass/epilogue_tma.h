@@ -171,8 +171,8 @@ struct InMatrices {
   }
 };
 
-// `kGroup`: subtiles that are written before one barrier and stored after it, where nothing is loaded. There are at
-// least twice as many buffers.
+// `kGroup`: how many subtiles are written before one barrier and stored after it, where no C is loaded. Of more than
+// one there are at least twice as many buffers: TMA reads those of a group while the next group is written.
 template <int kStagesC, int kStagesD, int kFragment, bool kReuseC, class Tile, class Subtile, class Element,
           class Stride, class Visitor, class Place = InMatrices, int kGroup = 1>
 struct TmaEpilogue {
@@ -534,8 +534,9 @@ struct EpilogueBuffers {
   int columns, count;
   int group = 1;  // of them that are stored after one barrier
 
-  // More of them in two groups, as large as they may be beside as many stages, at most `most` in each. `others`: bytes
-  // of the visitor.
+  // Two groups of buffers, as large as the mainloop's stages leave room for, with at most `most` in each; itself where
+  // there is no room. `others`: bytes of the visitor. Twice kBarriers are kept free: a stage is lost if they do not
+  // fit.
   constexpr EpilogueBuffers grouped(int column_bytes, int others, int stage_bytes, int most) const {
     int const bytes = columns * column_bytes, taken = 2 * kBarriers + others;
     int const stages = stages_beside(taken + count * bytes, stage_bytes);

@@ -157,8 +157,8 @@ struct SlicedMainloop : DependentMainloop<Mainloop> {
   };
 };
 
-// What is stored at once of a tile whose width is no multiple of 32, of which CUTLASS takes 16 columns: those, in
-// groups between barriers, only where more would not go.
+// What is stored at once of a tile whose width is no multiple of 32, where CUTLASS takes 16 columns: 48 of them or all,
+// where registers suffice.
 template <class Tile, bool kCooperative, bool kLinear>
 struct StoredAtOnce {
   static constexpr int kM = kCooperative ? 128 : 64, kN = cute::size<1>(Tile{});
@@ -218,9 +218,9 @@ struct GemmSm90 {
   // 2x1 7% slower).
   static constexpr bool kFree = cute::is_void_v<StageCount> && cute::sizeof_bits_v<ElementD> == 16;
   static constexpr bool kChosen = kFree && kLinear;
-  // Several subtiles of 16 or 32 columns are stored after one barrier: of pingpong kernels (128x176 of fp8 10%, of bf16
-  // 5% faster with K below 1500), and of cooperative ones those of 16, where registers suffice and there are enough of
-  // them (2 to 4%). Others, and three warp groups, are slower by 1 to 3% that way.
+  // Several subtiles of 16 or 32 columns are stored after one barrier in pingpong kernels (128x176 of fp8 10%, of bf16
+  // 5% faster with K below 1,500), and those of 16 columns in cooperative kernels, where registers suffice and a tile
+  // has seven of them or more (2 to 4% faster). Other cooperative kernels become 1 to 3% slower by that.
   static constexpr bool kManySubtiles = kTileM * kTileN >= 7 * 16 * 128;
   static constexpr bool kGrouped =
       kFree && Stored::kAuto && (kLinear || cute::is_same_v<Epilogue, ScaledEpilogue>) && kManySubtiles &&

@@ -167,7 +167,7 @@ def _rows(recorded: dict[str, Any], keys: dict[str, KernelKey]) -> list[Row]:
         found = []
         for name, of_kernel in timings.items():
             key = keys.get(name.removesuffix(DIVIDED))
-            if key and before and k < SHORT_K and any(_is_by_sixteen(key, *launch) for launch in of_kernel):
+            if key and before and k < SHORT_K and _stores_by_sixteen(key, of_kernel):
                 continue
             places = [place for place, put in enumerate(group) if key and search.supports(key, put)]
             if key and key.d is product.d.dtype:  # one kernel may do both, and its name says which
@@ -181,8 +181,9 @@ def _rows(recorded: dict[str, Any], keys: dict[str, KernelKey]) -> list[Row]:
     return rows
 
 
-def _is_by_sixteen(key: KernelKey, _split_k: int, _swizzle: int, _raster: int, width: int) -> bool:
-    return key.mainloop == "pingpong" and (key.tile[0], width or key.tile[1]) == (128, 176)
+def _stores_by_sixteen(key: KernelKey, timings: Timings) -> bool:
+    widths = {width or key.tile[1] for *_, width in timings}
+    return key.mainloop == "pingpong" and key.tile[0] == 128 and 176 in widths
 
 
 def problem(m: int, n: int, k: int, layouts: str, dtype: str, math_mode: str) -> GemmProblem:

@@ -26,6 +26,11 @@ constexpr int64_t kNarrowRows = 48;  // contiguous rows that a TMA request has f
 constexpr int64_t kFewBeside = 32;  // few rows that are requested beside row-major weights in no time
 constexpr double kWideRows = 512;  // contiguous rows of a cluster's tiles that device memory delivers at its best
 constexpr int64_t kManyRows = 96;  // of GemmFewSm90's: more take FEW_MANY times as long
+constexpr int64_t kMostRagged = 512;  // few rows that kernels for ragged operands are considered for
+// GemmRaggedSm80's kVector, kWindow, and the least rows of a tile and the most that all warps have.
+constexpr int64_t kRaggedVector = 8, kRaggedWindow = 64, kRaggedLeast = 16, kRaggedMost = 128;
+constexpr int64_t kRaggedFewOfLeast = 8;  // the most few rows of such tiles
+constexpr int64_t kRaggedSplits = 64;  // thread blocks that divide K, at most
 constexpr double kFewNear = 1.6;  // times the fastest division: slower ones are not corrected
 constexpr double kFewRing = 200 * 1024.0;  // about the bytes of a thread block's stages
 constexpr int64_t kWidthWaves = 4;  // numbers of waves for which widths are tried
@@ -130,7 +135,10 @@ Extents Extents::of(Op op, std::vector<int64_t> const& values) {
   return made;
 }
 
-bool is_few(Kernel const& kernel, int64_t m, int64_t n) { return (turned(kernel, m, n) ? n : m) <= kernel.tile[1]; }
+bool is_few(Kernel const& kernel, int64_t m, int64_t n) {
+  int64_t const most = kernel.mainloop == Mainloop::kRagged ? kMostRagged : kernel.tile[1];
+  return (turned(kernel, m, n) ? n : m) <= most;
+}
 
 double l2_misses(TileList const& tiles, std::pair<double, double> widths, double held) {
   int64_t across = tiles.rows, length = tiles.columns, cluster = tiles.cluster_m;
@@ -283,7 +291,12 @@ Launch Model::best(Kernel const& kernel, Extents const& extents, Gpu const& gpu,
 std::vector<int64_t> Model::slices(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const {
   if (extents.divided != 0) return divisions(kernel, extents, gpu);
   std::vector<int64_t> found{1};
-  if (kernel.op == Op::kGemv) {  // powers of two that leave each thread at least two loads
+  if (kernel.mainloop == Mainloop::kRagged) {  // as many as have equal shares of its steps
+    int64_t const steps = ceil_div(extents.k, kernel.tile[2]);
+    for (int64_t count = 2; count <= std::min(steps, kRaggedSplits); ++count) {
+      if (ceil_div(steps, ceil_div(steps, count)) == count) found.push_back(count);
+    }
+  } else if (kernel.op == Op::kGemv) {  // powers of two that leave each thread at least two loads
     int64_t const step = int64_t(kernel.b_along_k ? c_.GEMV_THREADS * 128 / double(kernel.bits_b) : c_.GEMV_ROWS);
     for (int bits = 1; bits < 7; ++bits) {
       if (extents.k >= (2 * int64_t(c_.GEMV_AT_ONCE) * step) << bits) found.push_back(int64_t(1) << bits);
@@ -328,6 +341,7 @@ double Model::waves(double waves) const {
 Launch Model::product(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes,
                       int64_t slices) const {
   if (kernel.mainloop == Mainloop::kFew) return few(kernel, extents, gpu, slices == kInOrder);
+  if (kernel.mainloop == Mainloop::kRagged) return ragged(kernel, extents, gpu, slices);
   if (kernel.mainloop == Mainloop::kSplit) return {split(kernel, extents, gpu)};
   Launch made{0.0, slices};
   if (kernel.generation == Generation::kSm80) {
@@ -817,6 +831,37 @@ Model::FewDivision Model::few_division(Kernel const& kernel, Extents const& e, G
   seconds += of(c_.FEW_LAUNCH_SECONDS, c_.FEW_LAUNCH_ROWS_SECONDS);
   if (ranks > 1) seconds += of(c_.FEW_CLUSTER_SECONDS, c_.FEW_CLUSTER_ROWS_SECONDS);
   return {share, height, seconds, waves, blocks, full, working, boxes, bytes, astray, between};
+}
+
+// For few rows whose operands begin anywhere, with K divided among so many thread blocks, and the best width.
+Launch Model::ragged(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64_t slices) const {
+  bool const along_m = turned(kernel, e.m, e.n), along_k = kernel.b_along_k;
+  int64_t const rows = along_m ? e.m : e.n, few = along_m ? e.n : e.m, leading = along_m ? e.lda : e.ldb;
+  int64_t const shift = std::gcd(leading, kRaggedVector);  // by which rows shift against vectors
+  int64_t const few_tiles = ceil_div(few, kernel.tile[1]), few_tile = std::min(few, kernel.tile[1]);
+  int64_t const steps = ceil_div(std::max<int64_t>(1, e.k), kernel.tile[2]);
+  double const depth = double(ceil_div(steps, slices) * kernel.tile[2]), blocks_of = double(few_tiles * e.batch * slices);
+  double const slots = c_.RAGGED_BLOCKS * double(gpu.multiprocessors);
+  double const read = double(e.batch) * double(rows) * double(e.k) * 2 / (c_.RAGGED_DRAM * dram(gpu));
+  Launch best{INFINITY};
+  int64_t const least = few_tile <= kRaggedFewOfLeast ? kRaggedLeast : 2 * kRaggedLeast;
+  for (int64_t width = kRaggedMost; width >= least; width /= 2) {
+    int64_t const classes = along_k ? kRaggedVector / shift : 1;
+    int64_t const tile = along_k ? width : kRaggedWindow - kRaggedVector + shift;
+    int64_t const height = along_k ? width : kRaggedWindow;
+    double const blocks = double(ceil_div(ceil_div(rows, classes), tile) * classes) * blocks_of;
+    double const work = depth * 2 * (double(height) + c_.RAGGED_FEW * double(round_up(few_tile, 8)));
+    double const waves = std::max(1.0, std::ceil(blocks / slots));
+    double const busy = waves * (work / c_.RAGGED_BLOCK_BYTES_PER_SECOND + c_.RAGGED_TILE_SECONDS);
+    double const through = blocks * work / (c_.RAGGED_BYTES_PER_SECOND * double(gpu.multiprocessors));
+    double seconds = std::max(std::max(busy, through), read);
+    double const sums = double(tile * few_tile) * 4;
+    if (slices > 1) seconds += c_.RAGGED_SPLIT_SECONDS + sums * double(slices) / c_.RAGGED_SUMS_BYTES_PER_SECOND;
+    seconds += c_.RAGGED_LAUNCH_SECONDS;
+    if (seconds < best.seconds) best = {seconds, slices, 1, kHeuristic, along_k ? width : 0};
+    if (!along_k) break;
+  }
+  return best;
 }
 
 // Seconds of a kernel that shares out K.

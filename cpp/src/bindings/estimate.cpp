@@ -62,6 +62,7 @@ std::shared_ptr<Kernel> read_kernel(py::object const& key, bool common, int64_t 
       named<Generation>({{"sm80", Generation::kSm80}, {"sm90", Generation::kSm90}, {"sm120", Generation::kSm120}},
                         text("generation"), Generation::kSm100);
   made->mainloop = named<Mainloop>({{"few", Mainloop::kFew},
+                                    {"ragged", Mainloop::kRagged},
                                     {"split", Mainloop::kSplit},
                                     {"pingpong", Mainloop::kPingpong},
                                     {"2sm", Mainloop::kTwoSm},

@@ -12,7 +12,7 @@ from ..checks import check_options
 from ..errors import CutlassError, KernelNotFoundError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.epilogue.lower import split
-from ..generator.key import KernelKey, shared_memory
+from ..generator.key import RAGGED, KernelKey, shared_memory
 from ..generator.matrix import family, preset_of
 from ..generator.rules import FEW
 from ..jit import kernels
@@ -204,6 +204,9 @@ def _notes(
             f"its tiles have {best.width} rows of weights, and {best.swizzle or ranks} of {ranks} thread blocks of a "
             "cluster share the few rows, told at launch"
         )
+    elif best.key.mainloop == RAGGED:
+        rows = f"its tiles have {best.width} rows of weights, and " if best.width else ""
+        yield f"{rows}{best.split_k} thread blocks divide K, told at launch"
     elif best.width:
         yield f"its tiles have {best.width} of at most {best.key.tile[1]} columns, told at launch"
     if note := search.note(best.formulation):

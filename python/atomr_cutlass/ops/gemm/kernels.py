@@ -16,9 +16,9 @@ from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue import lower
 from ...generator.epilogue.common import common_of, form_of, wider
-from ...generator.families import gemm_few_sm90, gemm_sm80, gemm_sm90
+from ...generator.families import gemm_few_sm90, gemm_ragged_sm80, gemm_sm80, gemm_sm90
 from ...generator.families.base import DEFAULT
-from ...generator.key import COLUMN, ROW, KernelKey, flipped, shared_memory
+from ...generator.key import COLUMN, RAGGED, ROW, KernelKey, flipped, shared_memory
 from ...generator.matrix import cells, is_fp4_supported, supports, with_epilogue
 from ...generator.rules import FEW, FP8_TYPES, NOT_GATED, SLICED, Status, gemm_types, supports_layouts, supports_tree
 from ...pipeline import devices, estimate, select
@@ -108,7 +108,8 @@ class ProductSearch(KernelSearch[GemmFormulation]):
 
     def rules_of_extents(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:
         """The conditions that follow from the extents, on a kernel that meets `rules`."""
-        suited = key.mainloop != FEW or estimate.kernel_of(key).is_few(formulation.m, formulation.n)
+        is_for_few = key.mainloop in (FEW, RAGGED)
+        suited = not is_for_few or estimate.kernel_of(key).is_few(formulation.m, formulation.n)
         yield suited, "it is for few rows or columns of D"
 
     def extents(self, formulation: GemmFormulation) -> tuple[int, ...]:
@@ -148,6 +149,8 @@ class ProductSearch(KernelSearch[GemmFormulation]):
     def widths(self, candidate: GemmCandidate) -> Sequence[int]:
         if candidate.key.mainloop == FEW:
             return gemm_few_sm90.widths(candidate.key, candidate.formulation.m)
+        if candidate.key.mainloop == RAGGED:
+            return gemm_ragged_sm80.widths(candidate.key, min(candidate.formulation.m, candidate.formulation.n))
         return gemm_sm90.widths(candidate.key) or super().widths(candidate)
 
     def least(self, candidate: GemmCandidate) -> float:

@@ -24,7 +24,7 @@ from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype, ScaleType
 from ...generator.epilogue.lower import SCALED, is_gated, split
 from ...generator.epilogue.tree import EpilogueVisitorTree
-from ...generator.key import KernelKey
+from ...generator.key import RAGGED, KernelKey
 from ...generator.matrix import is_supported_for
 from ...generator.members import Members
 from ...generator.rules import FEW, FP8_TYPES, gemm_types
@@ -264,7 +264,7 @@ def fields_from(options: RequestOptions) -> dict[str, Any]:
 def sample_shape(key: KernelKey) -> GemmShape:
     """Extents of more than a tile along M and N, but no whole number of tiles; aligned for every kernel."""
     m, n, k = key.tile
-    if key.mainloop == FEW:
+    if key.mainloop in (FEW, RAGGED):
         return GemmShape(n - 16, m + 16, 2 * k)  # it serves at most n rows; its tile's m lies along the columns of D
     return GemmShape(m + 16, n + 16, 2 * k)
 

@@ -1,0 +1,615 @@
+// GEMM cells for few rows, or few columns, of D whose operands begin anywhere: rows of any length, at any address. The
+// larger of A and B, "the weights", is what takes the time. TMA and cp.async read aligned rows alone, so its rows come
+// by aligned loads of 16 bytes straight into registers, in which mma.sync takes them, and nothing is shifted:
+//
+// Rows whose beginnings lie equally far from a multiple of 16 bytes are of one class; there are at most 8 classes, and
+// row r + 8 is of the class of row r.
+// - Where K is contiguous, a thread block has rows of one class. Its vectors hold the same elements of K for all of
+//   them, and the few rows are laid out in shared memory to match.
+// - Where the weights' rows are contiguous (a row-major B), each of eight warps takes every eighth element of K, all
+//   of one class. Its vectors hold columns that are shifted against those of the other warps by less than 8; the shift
+//   is taken back where the warps' sums are added up.
+//
+// Operands of mma.sync may come in any order along K, if both come in the same one, so a thread's vectors are what its
+// lane is to hold.
+//
+// K is divided among warps and among thread blocks until all multiprocessors are busy. Thread blocks leave their sums
+// in the workspace; the last one to do so adds them up in their order, so that results do not depend on which that is.
+#pragma once
+
+#include "atomr_cutlass/kernel_abi.h"
+#include "atomr_cutlass/rounding.h"
+#include "cutlass/array.h"
+#include "cutlass/cutlass.h"
+#include "cutlass/layout/matrix.h"
+#include "cutlass/numeric_conversion.h"
+#include "cutlass/numeric_types.h"
+
+namespace atomr_cutlass {
+
+// `Element` has 16 bits. A is row-major; of a column-major B either operand may be the weights, of a row-major B only
+// B.
+template <class Element, class LayoutB, class ElementD>
+struct GemmRaggedSm80 {
+  using Args = atomr_cutlass_gemm_args;
+
+  static constexpr bool kAlongK = cutlass::platform::is_same<LayoutB, cutlass::layout::ColumnMajor>::value;
+  static constexpr int kThreads = 256, kWarps = kThreads / 32, kMinBlocks = 2;
+  static constexpr int kSharedBytes = 80 * 1024;
+  static constexpr int kClusterM = 1, kClusterN = 1, kClusterK = 1;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  static constexpr bool kDependent = false;
+#else
+  static constexpr bool kDependent = true;
+#endif
+  static constexpr int kVector = 8;  // elements of 16 bytes
+  static constexpr int kFewTile = kAlongK ? 64 : 24;  // the most few rows of a thread block
+  static constexpr int kSums = kWarps * (kAlongK ? 16 : 64);  // rows of weights that all warps together have
+  // Elements of K of a step: of a warp, and, of row-major weights, of all warps together.
+  static constexpr int kStep = kAlongK ? 64 : 16 * kWarps;
+  static constexpr int kWindow = 64;  // row-major weights: columns that a warp reads
+  static constexpr int kMaxBlocks = 65535;  // the y and z extents of a grid
+  static constexpr int kMostK = 1 << 30;
+  // Of a matrix: the numbers of its vectors have 32 bits.
+  static constexpr int64_t kMostLeading = int64_t(1) << 31, kMostElements = int64_t(1) << 34;
+
+  struct Params {
+    Element const* weights;
+    Element const* few;
+    ElementD const* c;
+    ElementD* d;
+    int64_t weights_leading, few_leading;
+    int64_t c_row, c_few, d_row, d_few;  // strides along the weights' rows and along the few
+    int64_t weights_batch, few_batch, c_batch, d_batch;
+    float* parts;  // sums of those that divide K
+    uint32_t* arrived;  // of them, for each of their tiles
+    float alpha, beta;
+    int32_t rows, few_rows, k, batch;
+    int32_t classes;  // of rows (kAlongK)
+    int32_t tile, tiles;  // rows of weights of a thread block, and tiles of them
+    int32_t first;  // row-major weights: columns that the first tile lacks
+    int32_t few_tiles;
+    int32_t k_warps;  // that divide a thread block's part of K (kAlongK)
+    int32_t splits, steps, split_steps;  // thread blocks that divide K; steps of all of it and of one of them
+    int32_t chunk;  // steps of which the few rows are in shared memory at once
+    int32_t settled;  // no launch that may be running writes the weights
+  };
+
+  // What instructions take of the few rows, and steps of a warp that are loaded before one is multiplied: as registers
+  // allow.
+  CUTLASS_HOST_DEVICE static constexpr int width(int few) {
+    return few <= 8 ? 8 : !kAlongK ? 24 : few <= 32 ? 32 : 64;
+  }
+  CUTLASS_HOST_DEVICE static constexpr int ahead(int width) { return kAlongK && width <= 32 ? 3 : 2; }
+
+  CUTLASS_HOST_DEVICE static constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+  static bool turned(Args const& args) { return kAlongK && args.n < args.m; }
+
+  static int64_t smaller(Args const& args) { return turned(args) ? args.n : args.m; }
+
+  // K is divided among `split_k` thread blocks; `width` is the rows of weights of a tile where K is contiguous.
+  static bool can_implement(Args const& args) {
+    auto const is_aligned = [](void const* pointer) { return reinterpret_cast<uint64_t>(pointer) % 2 == 0; };
+    bool const is_width = kAlongK ? args.width == 0 || args.width == 16 || args.width == 32 || args.width == 64 ||
+                                        args.width == kSums
+                                  : args.width == 0;
+    // Elements of a vector belong to one row of weights, or two.
+    bool const is_long = args.k >= kVector && (kAlongK || args.n >= kVector);
+    return is_long && args.m > 0 && args.n > 0 && args.k <= kMostK && args.batch > 0 && args.batch <= kMaxBlocks &&
+           is_aligned(args.a) && is_aligned(args.b) && args.lda < kMostLeading && args.ldb < kMostLeading &&
+           args.m * args.lda < kMostElements && (kAlongK ? args.n : args.k) * args.ldb < kMostElements && is_width && args.split_k > 0 &&
+           args.split_k * ceil_div(smaller(args), kFewTile) <= kMaxBlocks && Division(args).most_chunk(args) > 0;
+  }
+
+  // How the thread blocks divide a problem.
+  struct Division {
+    int32_t classes;  // of rows (kAlongK)
+    int32_t tile, tiles;  // rows of weights of a thread block, and tiles of them
+    int32_t begins;  // row-major weights: the columns among which the first tile begins
+    int32_t k_warps;  // that divide a thread block's part of K (kAlongK)
+    int32_t few_tiles;
+    int32_t steps, split_steps, splits;  // steps of K, and of each of those that divide it
+
+    explicit Division(Args const& args) {
+      bool const turn = turned(args);
+      int64_t const rows = turn ? args.m : args.n, leading = turn ? args.lda : args.ldb;
+      int32_t shift = kVector;  // the power of 2 by which rows shift against a vector
+      while (leading % shift != 0) shift /= 2;
+      few_tiles = int32_t(ceil_div(smaller(args), kFewTile));
+      if constexpr (kAlongK) {
+        classes = kVector / shift;
+        tile = args.width == 0 ? kSums : args.width;
+        k_warps = kSums / tile;
+        tiles = int32_t(ceil_div(ceil_div(rows, classes), tile)) * classes;
+        begins = 1;
+        steps = int32_t(ceil_div(int64_t(args.k) + kVector - 1, kStep));
+      } else {
+        classes = k_warps = 1;
+        // Windows begin at vectors, tiles anywhere: a window has room for every shift of its tile. Tiles begin up to
+        // `shift` columns before the matrix (`first`), so that they shift by multiples of that only; no matter where
+        // the matrix begins, they are as many.
+        if (args.batch > 1) {
+          while (args.batch_stride_b % shift != 0) shift /= 2;
+        }
+        tile = kWindow - kVector + shift;
+        tiles = int32_t(ceil_div(rows + shift - 1, tile));
+        begins = shift;
+        steps = int32_t(ceil_div(args.k, kStep));
+      }
+      if (steps < 1) steps = 1;
+      split_steps = int32_t(ceil_div(steps, args.split_k));
+      splits = int32_t(ceil_div(steps, split_steps));
+    }
+
+    // Steps whose few rows fit into shared memory: as many for each warp as it loads ahead, or a multiple.
+    int32_t most_chunk(Args const& args) const {
+      int const wide = width(int(few(args))), whole = ahead(wide) * k_warps;
+      return (kSharedBytes / wide - kPad) / (2 * kStep) / whole * whole;
+    }
+    static int64_t few(Args const& args) { return smaller(args) < kFewTile ? smaller(args) : kFewTile; }
+    int64_t blocks(Args const& args) const { return int64_t(tiles) * few_tiles * args.batch; }
+    // Sums of one of those that divide K.
+    int64_t room(Args const& args) const { return tile * few(args); }
+  };
+
+  // Bytes of the counters, before the sums.
+  static uint64_t counters(int64_t blocks) { return uint64_t(ceil_div(blocks * 4, 256) * 256); }
+
+  static uint64_t workspace_size(Args const& args) {
+    Division const made(args);
+    int64_t const blocks = made.blocks(args);
+    if (made.splits <= 1) return 0;
+    return counters(blocks) + uint64_t(blocks * made.splits * made.room(args)) * sizeof(float);
+  }
+  // The counters are 0 before the first launch, and again after each.
+  static void clear_range(Args const&, uint64_t& offset, uint64_t& bytes) { offset = bytes = 0; }
+
+  static Params params(Args const& args) {
+    bool const turn = turned(args);
+    Division const made(args);
+    Params result{};
+    result.weights = static_cast<Element const*>(turn ? args.a : args.b);
+    result.few = static_cast<Element const*>(turn ? args.b : args.a);
+    result.c = static_cast<ElementD const*>(args.c);
+    result.d = static_cast<ElementD*>(args.d);
+    result.weights_leading = turn ? args.lda : args.ldb;
+    result.few_leading = turn ? args.ldb : args.lda;
+    result.c_row = turn ? args.ldc : 1;
+    result.c_few = turn ? 1 : args.ldc;
+    result.d_row = turn ? args.ldd : 1;
+    result.d_few = turn ? 1 : args.ldd;
+    result.weights_batch = turn ? args.batch_stride_a : args.batch_stride_b;
+    result.few_batch = turn ? args.batch_stride_b : args.batch_stride_a;
+    result.c_batch = args.batch_stride_c;
+    result.d_batch = args.batch_stride_d;
+    if (made.splits > 1) {
+      auto* const workspace = static_cast<char*>(args.workspace);
+      result.arrived = reinterpret_cast<uint32_t*>(workspace);
+      result.parts = reinterpret_cast<float*>(workspace + counters(made.blocks(args)));
+    }
+    result.alpha = float(args.alpha);
+    result.beta = float(args.beta);
+    result.rows = turn ? args.m : args.n;
+    result.few_rows = turn ? args.n : args.m;
+    result.k = args.k;
+    result.batch = args.batch;
+    result.classes = made.classes;
+    result.tile = made.tile;
+    result.tiles = made.tiles;
+    result.first = int32_t(reinterpret_cast<uint64_t>(args.b) / sizeof(Element) % made.begins);
+    result.few_tiles = made.few_tiles;
+    result.k_warps = made.k_warps;
+    result.splits = made.splits;
+    result.steps = made.steps;
+    result.split_steps = made.split_steps;
+    int const whole = ahead(width(int(made.few(args)))) * made.k_warps;
+    int const chunk = made.most_chunk(args), needed = int(ceil_div(made.split_steps, whole)) * whole;
+    result.chunk = chunk < needed ? chunk : needed;
+    result.settled = (args.settled & (turn ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED)) != 0;
+    return result;
+  }
+
+  static dim3 grid(Params const& params) {
+    return dim3(uint32_t(params.tiles), uint32_t(params.splits * params.few_tiles), uint32_t(params.batch));
+  }
+
+  CUTLASS_DEVICE static void run(Params const& params, char* shared) {
+    switch (width(min(params.few_rows, kFewTile))) {
+      case 8: compute<8>(params, shared); break;
+      case 24:
+        if constexpr (!kAlongK) compute<24>(params, shared);
+        break;
+      case 32:
+        if constexpr (kAlongK) compute<32>(params, shared);
+        break;
+      default:
+        if constexpr (kAlongK) compute<64>(params, shared);
+    }
+  }
+
+ private:
+  // Bytes beyond a row of few in shared memory, so that a warp's loads of several rows meet all banks: 64 bytes beyond
+  // lines for loads of 16 bytes, 32 for loads of 8, of which each warp has rows of its own.
+  static constexpr int kPad = kAlongK ? 64 : 32 * kWarps;
+
+  // The weights as vectors of memory, wherever their rows begin; nothing beside them is read.
+  struct Matrix {
+    uint4 const* vectors;  // from the one on in which the matrix begins
+    uint32_t lead;  // elements of that one which lie before the matrix
+    uint32_t first, whole;  // the first whole vector, and the number of them
+    uint32_t tail;  // elements that follow them
+
+    CUTLASS_DEVICE Matrix(Element const* at, int64_t outer, int64_t leading, int64_t inner) {
+      auto const address = reinterpret_cast<uint64_t>(at);
+      vectors = reinterpret_cast<uint4 const*>(address / 16 * 16);
+      lead = uint32_t(address % 16 / sizeof(Element));
+      int64_t const elements = lead + (outer - 1) * leading + inner;
+      first = lead > 0 ? 1 : 0;
+      whole = uint32_t(elements / kVector) - first;
+      tail = uint32_t(elements % kVector);
+    }
+
+    // A vector, which is read once and would only drive the few rows out of the L1 cache; zeros unless all of it lies
+    // in the matrix.
+    CUTLASS_DEVICE uint4 load(uint32_t index, bool wanted) const {
+      uint4 found{};
+      if (wanted && index - first < whole) {
+        asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
+                     : "l"(vectors + index));
+      }
+      return found;
+    }
+  };
+
+  // The elements of one of the few rows from `k` on; zeros where it has none.
+  CUTLASS_DEVICE static uint4 load_few(Element const* row, int k, int end) {
+    Element const* const from = row + k;
+    auto const address = reinterpret_cast<uint64_t>(from);
+    if (k > 0 && k + kVector < end) {  // so that the words around them are the row's
+      if (address % 16 == 0) return *reinterpret_cast<uint4 const*>(from);
+      auto const* const words = reinterpret_cast<uint32_t const*>(address / 4 * 4);
+      uint32_t const bits = uint32_t(address % 4 * 8);
+      uint4 made{words[0], words[1], words[2], words[3]};
+      if (bits == 0) return made;
+      return {__funnelshift_r(made.x, made.y, bits), __funnelshift_r(made.y, made.z, bits),
+              __funnelshift_r(made.z, made.w, bits), __funnelshift_r(made.w, words[4], bits)};
+    }
+    // One by one, in a loop: as this is rare, it is to take few registers.
+    uint64_t low = 0, high = 0;
+    int const first = k < 0 ? -k : 0, count = end - k < kVector ? end - k : kVector;
+#pragma unroll 1
+    for (int i = first; i < count; ++i) {
+      uint64_t const element = uint64_t(reinterpret_cast<uint16_t const*>(from)[i]) << i % 4 * 16;
+      (i < 4 ? low : high) |= element;
+    }
+    return {uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32)};
+  }
+
+  // Clears the elements of a vector that are not among those from `first` to `end`; its own first one is `at`.
+  CUTLASS_DEVICE static void keep(uint4& vector, int at, int first, int end) {
+    uint32_t* const words = reinterpret_cast<uint32_t*>(&vector);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      int const low = at + 2 * i, high = low + 1;
+      words[i] &= (low >= first && low < end ? 0xffffu : 0u) | (high >= first && high < end ? 0xffff0000u : 0u);
+    }
+  }
+
+  CUTLASS_DEVICE static void multiply(float (&sums)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1) {
+    if constexpr (cutlass::platform::is_same<Element, cutlass::half_t>::value) {
+      asm volatile(
+          "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+          "{%0, %1, %2, %3};"
+          : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    } else {
+      asm volatile(
+          "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+          "{%0, %1, %2, %3};"
+          : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+  }
+
+  CUTLASS_DEVICE static void wait_for_launch_before() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+  }
+
+  // What a thread block computes.
+  struct Place {
+    int batch, few_begin;
+    int row;  // the first row of weights (kAlongK: and of the class, of which the next one is `classes` further)
+    int first_step, end_step;
+
+    CUTLASS_DEVICE explicit Place(Params const& params)
+        : batch(int(blockIdx.z)),
+          few_begin(int(blockIdx.y) / params.splits * kFewTile),
+          first_step(int(blockIdx.y) % params.splits * params.split_steps),
+          end_step(min(first_step + params.split_steps, params.steps)) {
+      if constexpr (kAlongK) {
+        int const of_class = int(blockIdx.x) % params.classes, tile = int(blockIdx.x) / params.classes;
+        row = tile * params.tile * params.classes + of_class;
+      } else {
+        row = int(blockIdx.x) * params.tile - params.first;
+        if (row >= params.rows) end_step = first_step;
+      }
+    }
+
+    CUTLASS_DEVICE int few(Params const& params) const { return min(params.few_rows - few_begin, kFewTile); }
+  };
+
+  // A warp's weights, kAlongK: 16 rows of one class, of which a thread has two, 8 apart; of each step two vectors of
+  // each row.
+  // Row-major: kWindow columns of 16 elements of K, each the 8th after the one before, of which a thread has four.
+  struct Weights {
+    static constexpr int kVectors = 4;
+
+    Matrix matrix;
+    uint32_t next;  // the thread's first vector of the warp's next step
+    uint32_t step;  // vectors from there to the step after that
+    uint32_t apart;  // vectors from one row, or element of K, to the next one of the thread: 8 rows are whole vectors
+    int shift;  // elements of the first vector, or columns of the window, that lie before the row's, or tile's, first
+
+    CUTLASS_DEVICE Weights(Params const& params, Place const& place)
+        : matrix(params.weights + place.batch * params.weights_batch, kAlongK ? params.rows : params.k,
+                 params.weights_leading, kAlongK ? params.k : params.rows),
+          apart(uint32_t((kAlongK ? params.classes : 1) * params.weights_leading)) {
+      int const lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+      int64_t begin = matrix.lead;
+      if constexpr (kAlongK) {
+        int row = place.row + (warp / params.k_warps * 16 + lane / 4) * params.classes;
+        // Rows beyond the last one, which nobody stores, are others of the class.
+        if (row >= params.rows) row = place.row;
+        if (row + 8 * params.classes >= params.rows) apart = 0;
+        begin += row * params.weights_leading;
+      } else {
+        begin += (warp + lane % 4 * 4 * kWarps) * params.weights_leading + place.row;
+      }
+      shift = int(begin % kVector);
+      next = uint32_t(begin / kVector + (kAlongK ? lane % 4 : lane / 4));
+      step = kAlongK ? params.k_warps * (kStep / kVector) : kStep / kWarps * apart;
+      next += kAlongK ? (place.first_step + warp % params.k_warps) * (kStep / kVector) : place.first_step * step;
+    }
+
+    // Loads the warp's next step, if `wanted`, and what follows the end of K, too; zeros where no matrix is left.
+    CUTLASS_DEVICE void load(bool wanted, uint4 (&vectors)[kVectors]) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kVectors; ++i) {
+        vectors[i] = matrix.load(next + (kAlongK ? i / 2 * apart + i % 2 * 4 : i * apart), wanted);
+      }
+      next += step;
+    }
+  };
+
+  // Bytes from one of the few rows to the next in shared memory.
+  CUTLASS_DEVICE static int pitch(Params const& params) {
+    return kAlongK ? params.chunk * kStep * 2 + kPad : params.chunk * kStep * 2 / kWarps + kPad / kWarps;
+  }
+
+  // Brings the few rows of a chunk of K into shared memory, as far from a vector's beginning as the weights' are
+  // (`shift`); zeros where there are none.
+  template <int kFew>
+  CUTLASS_DEVICE static void stage(Params const& params, Place const& place, char* shared, int shift,
+                                   int first_step) {
+    int const wide = pitch(params), few = place.few(params);
+    Element const* const first = params.few + place.batch * params.few_batch + place.few_begin * params.few_leading;
+    int const vectors = min(params.chunk, place.end_step - first_step) * (kStep / kVector);
+#pragma unroll 1
+    for (int at = int(threadIdx.x); at < vectors * kFew; at += kThreads) {
+      int const row = at / vectors, x = at - row * vectors;
+      int const k = first_step * kStep + x * kVector - shift;
+      uint4 made{};
+      if (row < few) made = load_few(first + row * params.few_leading, k, params.k);
+      if constexpr (kAlongK) {
+        *reinterpret_cast<uint4*>(shared + row * wide + x * 16) = made;
+      } else {
+        // Each of eight elements of K is another warp's.
+        auto const* const elements = reinterpret_cast<uint16_t const*>(&made);
+        CUTLASS_PRAGMA_UNROLL
+        for (int warp = 0; warp < kWarps; ++warp) {
+          *reinterpret_cast<uint16_t*>(shared + (warp * kFew + row) * wide + x * 2) = elements[warp];
+        }
+      }
+    }
+  }
+
+  template <int kFew>
+  CUTLASS_DEVICE static void compute(Params const& params, char* shared) {
+    constexpr int kTiles = kAlongK ? 1 : 4;  // of 16 rows of weights
+    constexpr int kAhead = ahead(kFew);
+    Place const place(params);
+    int const lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+    int const part = kAlongK ? warp % params.k_warps : 0, apart = kAlongK ? params.k_warps : 1;
+    Weights weights(params, place);
+    __shared__ int shifts[kWarps];
+    if (!kAlongK && lane == 0) shifts[warp] = weights.shift;
+    float sums[kTiles][kFew / 8][4] = {};
+    uint4 vectors[kAhead][Weights::kVectors];
+
+    if (!params.settled) wait_for_launch_before();
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      weights.load(place.first_step + part + i * apart < place.end_step, vectors[i]);
+    }
+    if (params.settled) wait_for_launch_before();
+    int const wide = pitch(params);
+    char const* const mine = kAlongK ? shared + lane / 4 * wide + lane % 4 * 16
+                                     : shared + (warp * kFew + lane / 4) * wide + lane % 4 * 8;
+    for (int begin = place.first_step; begin < place.end_step; begin += params.chunk) {
+      if (begin != place.first_step) __syncthreads();
+      stage<kFew>(params, place, shared, kAlongK ? weights.shift : 0, begin);
+      __syncthreads();
+      int const end = min(begin + params.chunk, place.end_step);
+      for (int base = begin + part; base < end; base += kAhead * apart) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kAhead; ++i) {
+          int const step = base + i * apart;
+          if (step < end) {
+            use<kFew>(params, weights, vectors[i], mine + (step - begin) * (kAlongK ? kStep * 2 : kStep * 2 / kWarps), wide,
+                      step, sums);
+          }
+          weights.load(step + kAhead * apart < place.end_step, vectors[i]);
+        }
+      }
+    }
+    __syncthreads();
+    store<kFew>(params, place, shared, shifts, sums);
+  }
+
+  // Multiplies a step.
+  template <int kFew, int kTiles>
+  CUTLASS_DEVICE static void use(Params const& params, Weights const& weights, uint4 (&vectors)[Weights::kVectors],
+                                 char const* few, int wide, int step, float (&sums)[kTiles][kFew / 8][4]) {
+    if constexpr (kAlongK) {
+      // Elements of other rows, perhaps no numbers.
+      if (step == 0 || (step + 1) * kStep > params.k + weights.shift) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < Weights::kVectors; ++i) {
+          keep(vectors[i], step * kStep + i % 2 * 32 + int(threadIdx.x) % 4 * kVector, weights.shift,
+               params.k + weights.shift);
+        }
+      }
+      CUTLASS_PRAGMA_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        uint4 const low = vectors[half], high = vectors[2 + half];
+        uint32_t const a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kFew / 8; ++i) {
+          uint4 const b = *reinterpret_cast<uint4 const*>(few + i * 8 * wide + half * 64);
+          multiply(sums[0][i], a[0], b.x, b.y);
+          multiply(sums[0][i], a[1], b.z, b.w);
+        }
+      }
+    } else {
+      uint32_t a[kTiles][4];
+      CUTLASS_PRAGMA_UNROLL
+      for (int tile = 0; tile < kTiles; ++tile) {
+        auto const word = [&](int i) { return reinterpret_cast<uint32_t const*>(&vectors[i])[tile]; };
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < 4; ++i) a[tile][i] = __byte_perm(word(i / 2 * 2), word(i / 2 * 2 + 1), i % 2 ? 0x7632 : 0x5410);
+      }
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kFew / 8; ++i) {
+        uint2 const b = *reinterpret_cast<uint2 const*>(few + i * 8 * wide);
+        CUTLASS_PRAGMA_UNROLL
+        for (int tile = 0; tile < kTiles; ++tile) multiply(sums[tile][i], a[tile], b.x, b.y);
+      }
+    }
+  }
+
+  // Adds up the sums of the warps, and of thread blocks, and stores D.
+  template <int kFew, int kTiles>
+  CUTLASS_DEVICE static void store(Params const& params, Place const& place, char* shared, int const (&shifts)[kWarps],
+                                   float (&sums)[kTiles][kFew / 8][4]) {
+    constexpr int kAcross = kAlongK ? 16 : kWindow;  // rows of weights of a warp
+    int const lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+    // Of kAlongK those that divide K one after the other, each with the rows of the tile.
+    int const k_warps = kAlongK ? params.k_warps : kWarps;
+    int const part = kAlongK ? warp % k_warps : warp, first = kAlongK ? warp / k_warps * kAcross : 0;
+    int const height = kAlongK ? params.tile : kWindow, wide = height + 4, part_floats = kFew * wide;
+    auto* const all = reinterpret_cast<float*>(shared);
+    float* const to = all + part * part_floats + first + lane % 4 * 2 * wide;
+    CUTLASS_PRAGMA_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      int const row = kAlongK ? lane / 4 : lane / 4 * 8 + tile * 2, further = kAlongK ? 8 : 1;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kFew / 8; ++i) {
+        float* const here = to + i * 8 * wide + row;
+        here[0] = sums[tile][i][0];
+        here[wide] = sums[tile][i][1];
+        here[further] = sums[tile][i][2];
+        here[wide + further] = sums[tile][i][3];
+      }
+    }
+    __syncthreads();
+    int const count = params.tile * place.few(params);
+    auto const of_warps = [&](int at) {
+      int const other = at / params.tile, row = at - other * params.tile;
+      float sum = 0.0f;
+      if constexpr (kAlongK) {
+        for (int i = 0; i < k_warps; ++i) sum += all[i * part_floats + other * wide + row];
+      } else {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kWarps; ++i) sum += all[i * part_floats + other * wide + row + shifts[i]];
+      }
+      return sum + at_ends(params, place, place.few_begin + other, place.row + row * params.classes);
+    };
+    if (params.splits == 1) {
+      for (int at = int(threadIdx.x); at < count; at += kThreads) store_one(params, place, at, of_warps(at));
+      return;
+    }
+    // Of the last of the few tiles, too, each has room for as many as a whole one.
+    int64_t const room = int64_t(params.tile) * min(params.few_rows, kFewTile);
+    int const split = int(blockIdx.y) % params.splits;
+    int const unit = (place.batch * params.few_tiles + int(blockIdx.y) / params.splits) * params.tiles + int(blockIdx.x);
+    float* const parts = params.parts + int64_t(unit) * params.splits * room;
+    for (int at = int(threadIdx.x); at < count; at += kThreads) {
+      __stcg(parts + split * room + at, of_warps(at));
+    }
+    __threadfence();
+    __syncthreads();
+    auto* const last = reinterpret_cast<uint32_t*>(shared);
+    if (threadIdx.x == 0) {
+      uint32_t const before = atomicAdd(params.arrived + unit, 1u);
+      *last = before == uint32_t(params.splits - 1);
+      if (*last) params.arrived[unit] = 0;
+    }
+    __syncthreads();
+    if (*last == 0) return;
+    __threadfence();
+    for (int at = int(threadIdx.x); at < count; at += kThreads) {
+      float sum = 0.0f;
+#pragma unroll 4
+      for (int i = 0; i < params.splits; ++i) sum += __ldcg(parts + i * room + at);
+      store_one(params, place, at, sum);
+    }
+  }
+
+  // The products of the weights' first and last elements that are no whole vector of memory: up to 7 of them, of one
+  // row, which nobody has streamed.
+  CUTLASS_DEVICE static float at_ends(Params const& params, Place const& place, int few, int row) {
+    bool const first = place.first_step == 0 && (!kAlongK || row == 0);
+    bool const last = place.end_step == params.steps && (!kAlongK || row == params.rows - 1);
+    if (!first && !last) return 0.0f;
+    Element const* const weights = params.weights + place.batch * params.weights_batch;
+    Element const* const a = params.few + place.batch * params.few_batch + few * params.few_leading;
+    Matrix const matrix(weights, kAlongK ? params.rows : params.k, params.weights_leading,
+                        kAlongK ? params.k : params.rows);
+    int const lead = matrix.lead == 0 ? 0 : kVector - int(matrix.lead), tail = int(matrix.tail);
+    auto const product = [&](int64_t r, int k) {
+      return float(weights[kAlongK ? r * params.weights_leading + k : k * params.weights_leading + r]) * float(a[k]);
+    };
+    float sum = 0.0f;
+    if constexpr (kAlongK) {
+      if (first) {
+        for (int k = 0; k < lead; ++k) sum += product(row, k);
+      }
+      if (last) {
+        for (int k = params.k - tail; k < params.k; ++k) sum += product(row, k);
+      }
+    } else {
+      if (first && row >= 0 && row < lead) sum += product(row, 0);
+      if (last && row >= params.rows - tail && row < params.rows) sum += product(row, params.k - 1);
+    }
+    return sum;
+  }
+
+  CUTLASS_DEVICE static void store_one(Params const& params, Place const& place, int at, float sum) {
+    int const other = at / params.tile, in_tile = at - other * params.tile;
+    int const row = place.row + in_tile * params.classes, few = place.few_begin + other;
+    if (row < 0 || row >= params.rows) return;
+    float value = times(params.alpha, sum);
+    if (params.beta != 0.0f) {
+      value = plus_source(value, params.beta,
+                          float(params.c[place.batch * params.c_batch + row * params.c_row + few * params.c_few]));
+    }
+    params.d[place.batch * params.d_batch + row * params.d_row + few * params.d_few] =
+        cutlass::NumericConverter<ElementD, float>::convert(value);
+  }
+};
+
+}  // namespace atomr_cutlass

@@ -1,0 +1,109 @@
+"""Dense GEMM for few rows or columns of D whose operands begin anywhere: kernels of our own over mma.sync."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..archs import SmArch
+from ..dtypes import CutlassDtype
+from ..epilogue.lower import LINEAR
+from ..key import COLUMN, RAGGED, ROW, KernelKey
+from ..rules import HALF_TYPES, OK, Status, no, supports_gemm
+from .base import FULL, ON_DEMAND, Cell, Family
+
+D = CutlassDtype
+
+TILES = {COLUMN: (128, 64, 64), ROW: (64, 24, 128)}
+"""By the layout of B: rows of weights that a thread block reads at once, its most few rows, and elements of K."""
+
+WIDTHS = (128, 64, 32, 16)
+"""Rows of weights in a tile that a launch may choose (`width` of its arguments) where B is contiguous along K."""
+
+
+MOST_OF_LOW = 8
+"""The most few rows of the lowest tiles, all warps of which divide K: more do not fit into shared memory."""
+
+
+def cell(arch: SmArch, a: D, layouts: str, *, d: D | None = None) -> KernelKey:
+    """A key of the family.
+
+    Args:
+        arch: the compile target.
+        a: element type of A and B.
+        layouts: of A and B; A is row-major.
+        d: element type of D; None is `a`.
+    """
+    return KernelKey(
+        op="gemm",
+        generation="sm80",
+        arch=arch,
+        a=a,
+        b=a,
+        d=d or a,
+        acc=D.F32,
+        layout_a=layouts[0],
+        layout_b=layouts[1],
+        layout_d=ROW,
+        align_a=1,
+        align_b=1,
+        align_d=1,
+        tile=TILES[layouts[1]],
+        cluster=(1, 1, 1),
+        warps=(1, 8, 1) if layouts[1] == COLUMN else (1, 1, 8),
+        stages=3,
+        mainloop=RAGGED,
+        epilogue_schedule="",
+        scheduler="identity",
+        swizzle=1,
+    )
+
+
+def supports(key: KernelKey) -> Status:
+    """Whether a key of this family compiles without spilling."""
+    common = supports_gemm(key, (LINEAR,))
+    if not common:
+        return common
+    if key.arch is not SmArch.SM90A:
+        return no("kernels that read few rows from any address are for sm_90a")
+    if key.a not in HALF_TYPES or key.epilogue != LINEAR:
+        return no("kernels that read few rows from any address multiply f16 and bf16, without a tree")
+    if key.layout_a != ROW:
+        return no("kernels that read few rows from any address need A row-major")
+    if key != cell(key.arch, key.a, key.layout_a + key.layout_b, d=key.d):
+        return no("kernels that read few rows from any address differ in types and the layout of B alone")
+    return OK
+
+
+def widths(key: KernelKey, few: int) -> tuple[int, ...]:
+    """The widths that a launch may choose for so many few rows; (0,) where there is one."""
+    if key.layout_b == ROW:
+        return (0,)
+    return WIDTHS if few <= MOST_OF_LOW else WIDTHS[:-1]
+
+
+def values(key: KernelKey) -> dict[str, str]:
+    """The values of the template."""
+    return {}
+
+
+def cells(arch: SmArch) -> Iterator[Cell]:
+    """The cells for one arch."""
+    for a in HALF_TYPES:
+        for layouts in (ROW + COLUMN, ROW + ROW):
+            yield FULL, cell(arch, a, layouts)
+            yield ON_DEMAND, cell(arch, a, layouts, d=D.F32)
+
+
+FAMILY = Family(
+    op="gemm",
+    generation="sm80",
+    archs=(SmArch.SM90A,),
+    template="gemm_ragged_sm80",
+    supports=supports,
+    cells=cells,
+    values=values,
+    compile_seconds=2.5,
+    compile_mb=1000,
+    mainloops=(RAGGED,),
+    waits=True,
+)

@@ -29,7 +29,6 @@ constexpr int64_t kManyRows = 96;  // of GemmFewSm90's: more take FEW_MANY times
 constexpr int64_t kMostRagged = 512;  // few rows that kernels for ragged operands are considered for
 // GemmRaggedSm80's kVector, kWindow, and the least rows of a tile and the most that all warps have.
 constexpr int64_t kRaggedVector = 8, kRaggedWindow = 64, kRaggedLeast = 16, kRaggedMost = 128;
-constexpr int64_t kRaggedFewOfLeast = 8;  // the most few rows of such tiles
 constexpr int64_t kRaggedSplits = 64;  // thread blocks that divide K, at most
 constexpr double kFewNear = 1.6;  // times the fastest division: slower ones are not corrected
 constexpr double kFewRing = 200 * 1024.0;  // about the bytes of a thread block's stages
@@ -840,11 +839,13 @@ Launch Model::ragged(Kernel const& kernel, Extents const& e, Gpu const& gpu, int
   int64_t const shift = std::gcd(leading, kRaggedVector);  // by which rows shift against vectors
   int64_t const few_tiles = ceil_div(few, kernel.tile[1]), few_tile = std::min(few, kernel.tile[1]);
   int64_t const steps = ceil_div(std::max<int64_t>(1, e.k), kernel.tile[2]);
-  double const depth = double(ceil_div(steps, slices) * kernel.tile[2]), blocks_of = double(few_tiles * e.batch * slices);
+  double const depth = double(ceil_div(steps, slices) * kernel.tile[2]),
+               blocks_of = double(few_tiles * e.batch * slices);
   double const slots = c_.RAGGED_BLOCKS * double(gpu.multiprocessors);
   double const read = double(e.batch) * double(rows) * double(e.k) * 2 / (c_.RAGGED_DRAM * dram(gpu));
   Launch best{INFINITY};
-  int64_t const least = few_tile <= kRaggedFewOfLeast ? kRaggedLeast : 2 * kRaggedLeast;
+  // Tiles have twice as many rows as there are few, at least: K is divided among warps elsewhere.
+  int64_t const least = std::max(kRaggedLeast, std::min(2 * few_tile, kRaggedMost));
   for (int64_t width = kRaggedMost; width >= least; width /= 2) {
     int64_t const classes = along_k ? kRaggedVector / shift : 1;
     int64_t const tile = along_k ? width : kRaggedWindow - kRaggedVector + shift;

@@ -13,15 +13,12 @@ from .base import FULL, ON_DEMAND, Cell, Family
 
 D = CutlassDtype
 
-TILES = {COLUMN: (128, 64, 64), ROW: (64, 24, 128)}
+TILES = {COLUMN: (128, 64, 64), ROW: (64, 16, 128)}
 """By the layout of B: rows of weights that a thread block reads at once, its most few rows, and elements of K."""
 
 WIDTHS = (128, 64, 32, 16)
 """Rows of weights in a tile that a launch may choose (`width` of its arguments) where B is contiguous along K."""
 
-
-MOST_OF_LOW = 8
-"""The most few rows of the lowest tiles, all warps of which divide K: more do not fit into shared memory."""
 
 
 def cell(arch: SmArch, a: D, layouts: str, *, d: D | None = None) -> KernelKey:
@@ -78,7 +75,7 @@ def widths(key: KernelKey, few: int) -> tuple[int, ...]:
     """The widths that a launch may choose for so many few rows; (0,) where there is one."""
     if key.layout_b == ROW:
         return (0,)
-    return WIDTHS if few <= MOST_OF_LOW else WIDTHS[:-1]
+    return tuple(width for width in WIDTHS if width >= min(2 * few, WIDTHS[0]))
 
 
 def values(key: KernelKey) -> dict[str, str]:

@@ -19,8 +19,10 @@
 
 #include "atomr_cutlass/kernel_abi.h"
 #include "atomr_cutlass/rounding.h"
+#include "cute/arch/util.hpp"
 #include "cutlass/array.h"
 #include "cutlass/cutlass.h"
+#include "cutlass/fast_math.h"
 #include "cutlass/layout/matrix.h"
 #include "cutlass/numeric_conversion.h"
 #include "cutlass/numeric_types.h"
@@ -35,7 +37,8 @@ struct GemmRaggedSm80 {
 
   static constexpr bool kAlongK = cutlass::platform::is_same<LayoutB, cutlass::layout::ColumnMajor>::value;
   static constexpr int kThreads = 256, kWarps = kThreads / 32, kMinBlocks = 2;
-  static constexpr int kSharedBytes = 80 * 1024;
+  // Of two thread blocks: the rest is for the weights that are on their way, which go through the L1 cache.
+  static constexpr int kSharedBytes = 64 * 1024;
   static constexpr int kClusterM = 1, kClusterN = 1, kClusterK = 1;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   static constexpr bool kDependent = false;
@@ -43,7 +46,7 @@ struct GemmRaggedSm80 {
   static constexpr bool kDependent = true;
 #endif
   static constexpr int kVector = 8;  // elements of 16 bytes
-  static constexpr int kFewTile = kAlongK ? 64 : 24;  // the most few rows of a thread block
+  static constexpr int kFewTile = kAlongK ? 64 : 16;  // the most few rows of a thread block
   static constexpr int kSums = kWarps * (kAlongK ? 16 : 64);  // rows of weights that all warps together have
   // Elements of K of a step: of a warp, and, of row-major weights, of all warps together.
   static constexpr int kStep = kAlongK ? 64 : 16 * kWarps;
@@ -72,15 +75,20 @@ struct GemmRaggedSm80 {
     int32_t k_warps;  // that divide a thread block's part of K (kAlongK)
     int32_t splits, steps, split_steps;  // thread blocks that divide K; steps of all of it and of one of them
     int32_t chunk;  // steps of which the few rows are in shared memory at once
+    cutlass::FastDivmod by_loaded, by_moved;  // vectors of a row of them
     int32_t settled;  // no launch that may be running writes the weights
   };
 
   // What instructions take of the few rows, and steps of a warp that are loaded before one is multiplied: as registers
   // allow.
-  CUTLASS_HOST_DEVICE static constexpr int width(int few) {
-    return few <= 8 ? 8 : !kAlongK ? 24 : few <= 32 ? 32 : 64;
-  }
+  CUTLASS_HOST_DEVICE static constexpr int width(int few) { return few <= 8 ? 8 : !kAlongK ? 16 : few <= 32 ? 32 : 64; }
   CUTLASS_HOST_DEVICE static constexpr int ahead(int width) { return kAlongK && width <= 32 ? 3 : 2; }
+
+  // Bytes from one of the few rows to the next in shared memory: a warp's loads of several rows meet all banks, 64
+  // bytes beyond lines for loads of 16 bytes, 32 for loads of 8, of which each warp has rows of its own.
+  CUTLASS_HOST_DEVICE static constexpr int pitch(int chunk) {
+    return kAlongK ? chunk * kStep * 2 + 64 : chunk * kStep * 2 / kWarps + 32;
+  }
 
   CUTLASS_HOST_DEVICE static constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -91,15 +99,16 @@ struct GemmRaggedSm80 {
   // K is divided among `split_k` thread blocks; `width` is the rows of weights of a tile where K is contiguous.
   static bool can_implement(Args const& args) {
     auto const is_aligned = [](void const* pointer) { return reinterpret_cast<uint64_t>(pointer) % 2 == 0; };
-    bool const is_width = kAlongK ? args.width == 0 || args.width == 16 || args.width == 32 || args.width == 64 ||
-                                        args.width == kSums
-                                  : args.width == 0;
+    bool const is_width =
+        kAlongK ? args.width == 0 || args.width == 16 || args.width == 32 || args.width == 64 || args.width == kSums
+                : args.width == 0;
     // Elements of a vector belong to one row of weights, or two.
     bool const is_long = args.k >= kVector && (kAlongK || args.n >= kVector);
-    return is_long && args.m > 0 && args.n > 0 && args.k <= kMostK && args.batch > 0 && args.batch <= kMaxBlocks &&
-           is_aligned(args.a) && is_aligned(args.b) && args.lda < kMostLeading && args.ldb < kMostLeading &&
-           args.m * args.lda < kMostElements && (kAlongK ? args.n : args.k) * args.ldb < kMostElements && is_width && args.split_k > 0 &&
-           args.split_k * ceil_div(smaller(args), kFewTile) <= kMaxBlocks && Division(args).most_chunk(args) > 0;
+    return is_long && args.m > 0 && args.n > 0 && args.k <= kMostK && args.batch > 0 &&
+           args.split_k * args.batch <= kMaxBlocks && is_aligned(args.a) && is_aligned(args.b) &&
+           args.lda < kMostLeading && args.ldb < kMostLeading && args.m * args.lda < kMostElements &&
+           (kAlongK ? args.n : args.k) * args.ldb < kMostElements && is_width && args.split_k > 0 &&
+           Division(args).tiles <= kMaxBlocks && Division(args).most_chunk(args) > 0;
   }
 
   // How the thread blocks divide a problem.
@@ -142,15 +151,22 @@ struct GemmRaggedSm80 {
       splits = int32_t(ceil_div(steps, split_steps));
     }
 
-    // Steps whose few rows fit into shared memory: as many for each warp as it loads ahead, or a multiple.
+    // Steps whose few rows fit into shared memory, as they lie and as they are moved: as many for each warp as it loads
+    // ahead, or a multiple. Instructions read rows beyond the few, of which nobody uses the results.
     int32_t most_chunk(Args const& args) const {
-      int const wide = width(int(few(args))), whole = ahead(wide) * k_warps;
-      return (kSharedBytes / wide - kPad) / (2 * kStep) / whole * whole;
+      int const all = int(few(args)), wide = width(all), whole = ahead(wide) * k_warps;
+      int const read = kAlongK ? wide : (kWarps - 1) * all + wide, planes = kAlongK ? 1 : kWarps;
+      int chunk = kSharedBytes / (2 * kStep * all) / whole * whole;
+      while (chunk > 0 && (planes * all * pitch(chunk) + all * (chunk * kStep * 2 + 16) > kSharedBytes ||
+                           read * pitch(chunk) > kSharedBytes)) {
+        chunk -= whole;
+      }
+      return chunk;
     }
     static int64_t few(Args const& args) { return smaller(args) < kFewTile ? smaller(args) : kFewTile; }
     int64_t blocks(Args const& args) const { return int64_t(tiles) * few_tiles * args.batch; }
     // Sums of one of those that divide K.
-    int64_t room(Args const& args) const { return tile * few(args); }
+    int64_t room(Args const& args) const { return (kAlongK ? tile : kWindow) * few(args); }
   };
 
   // Bytes of the counters, before the sums.
@@ -206,19 +222,22 @@ struct GemmRaggedSm80 {
     int const whole = ahead(width(int(made.few(args)))) * made.k_warps;
     int const chunk = made.most_chunk(args), needed = int(ceil_div(made.split_steps, whole)) * whole;
     result.chunk = chunk < needed ? chunk : needed;
+    int const vectors = result.chunk * (kStep / kVector);
+    result.by_loaded = cutlass::FastDivmod(vectors + 1);
+    result.by_moved = cutlass::FastDivmod(vectors);
     result.settled = (args.settled & (turn ? ATOMR_CUTLASS_A_SETTLED : ATOMR_CUTLASS_B_SETTLED)) != 0;
     return result;
   }
 
   static dim3 grid(Params const& params) {
-    return dim3(uint32_t(params.tiles), uint32_t(params.splits * params.few_tiles), uint32_t(params.batch));
+    return dim3(uint32_t(params.few_tiles), uint32_t(params.tiles), uint32_t(params.splits * params.batch));
   }
 
   CUTLASS_DEVICE static void run(Params const& params, char* shared) {
-    switch (width(min(params.few_rows, kFewTile))) {
+    switch (width(most_few(params))) {
       case 8: compute<8>(params, shared); break;
-      case 24:
-        if constexpr (!kAlongK) compute<24>(params, shared);
+      case 16:
+        if constexpr (!kAlongK) compute<16>(params, shared);
         break;
       case 32:
         if constexpr (kAlongK) compute<32>(params, shared);
@@ -229,10 +248,6 @@ struct GemmRaggedSm80 {
   }
 
  private:
-  // Bytes beyond a row of few in shared memory, so that a warp's loads of several rows meet all banks: 64 bytes beyond
-  // lines for loads of 16 bytes, 32 for loads of 8, of which each warp has rows of its own.
-  static constexpr int kPad = kAlongK ? 64 : 32 * kWarps;
-
   // The weights as vectors of memory, wherever their rows begin; nothing beside them is read.
   struct Matrix {
     uint4 const* vectors;  // from the one on in which the matrix begins
@@ -262,30 +277,6 @@ struct GemmRaggedSm80 {
       return found;
     }
   };
-
-  // The elements of one of the few rows from `k` on; zeros where it has none.
-  CUTLASS_DEVICE static uint4 load_few(Element const* row, int k, int end) {
-    Element const* const from = row + k;
-    auto const address = reinterpret_cast<uint64_t>(from);
-    if (k > 0 && k + kVector < end) {  // so that the words around them are the row's
-      if (address % 16 == 0) return *reinterpret_cast<uint4 const*>(from);
-      auto const* const words = reinterpret_cast<uint32_t const*>(address / 4 * 4);
-      uint32_t const bits = uint32_t(address % 4 * 8);
-      uint4 made{words[0], words[1], words[2], words[3]};
-      if (bits == 0) return made;
-      return {__funnelshift_r(made.x, made.y, bits), __funnelshift_r(made.y, made.z, bits),
-              __funnelshift_r(made.z, made.w, bits), __funnelshift_r(made.w, words[4], bits)};
-    }
-    // One by one, in a loop: as this is rare, it is to take few registers.
-    uint64_t low = 0, high = 0;
-    int const first = k < 0 ? -k : 0, count = end - k < kVector ? end - k : kVector;
-#pragma unroll 1
-    for (int i = first; i < count; ++i) {
-      uint64_t const element = uint64_t(reinterpret_cast<uint16_t const*>(from)[i]) << i % 4 * 16;
-      (i < 4 ? low : high) |= element;
-    }
-    return {uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32)};
-  }
 
   // Clears the elements of a vector that are not among those from `first` to `end`; its own first one is `at`.
   CUTLASS_DEVICE static void keep(uint4& vector, int at, int first, int end) {
@@ -319,27 +310,33 @@ struct GemmRaggedSm80 {
 #endif
   }
 
-  // What a thread block computes.
+  // What a thread block computes. Found again wherever it is needed: else it would take registers all the time, and so
+  // its own place in the grid is read in a way that the compiler does not take for the same.
   struct Place {
-    int batch, few_begin;
+    int batch, few_begin, few;
+    int unit, split;  // its tile of this batch and these few rows, of all that are added up, and its part of K
     int row;  // the first row of weights (kAlongK: and of the class, of which the next one is `classes` further)
     int first_step, end_step;
 
-    CUTLASS_DEVICE explicit Place(Params const& params)
-        : batch(int(blockIdx.z)),
-          few_begin(int(blockIdx.y) / params.splits * kFewTile),
-          first_step(int(blockIdx.y) % params.splits * params.split_steps),
-          end_step(min(first_step + params.split_steps, params.steps)) {
+    CUTLASS_DEVICE explicit Place(Params const& params) {
+      uint32_t x, y, z;
+      asm volatile("mov.u32 %0, %%ctaid.x;\nmov.u32 %1, %%ctaid.y;\nmov.u32 %2, %%ctaid.z;"
+                   : "=r"(x), "=r"(y), "=r"(z));
+      few_begin = int(x) * kFewTile;
+      few = min(params.few_rows - few_begin, kFewTile);
+      batch = int(z) / params.splits;
+      split = int(z) - batch * params.splits;
+      unit = (batch * params.tiles + int(y)) * params.few_tiles + int(x);
+      first_step = split * params.split_steps;
+      end_step = min(first_step + params.split_steps, params.steps);
       if constexpr (kAlongK) {
-        int const of_class = int(blockIdx.x) % params.classes, tile = int(blockIdx.x) / params.classes;
+        int const of_class = int(y) % params.classes, tile = int(y) / params.classes;
         row = tile * params.tile * params.classes + of_class;
       } else {
-        row = int(blockIdx.x) * params.tile - params.first;
+        row = int(y) * params.tile - params.first;
         if (row >= params.rows) end_step = first_step;
       }
     }
-
-    CUTLASS_DEVICE int few(Params const& params) const { return min(params.few_rows - few_begin, kFewTile); }
   };
 
   // A warp's weights, kAlongK: 16 rows of one class, of which a thread has two, 8 apart; of each step two vectors of
@@ -350,7 +347,6 @@ struct GemmRaggedSm80 {
 
     Matrix matrix;
     uint32_t next;  // the thread's first vector of the warp's next step
-    uint32_t step;  // vectors from there to the step after that
     uint32_t apart;  // vectors from one row, or element of K, to the next one of the thread: 8 rows are whole vectors
     int shift;  // elements of the first vector, or columns of the window, that lie before the row's, or tile's, first
 
@@ -371,51 +367,111 @@ struct GemmRaggedSm80 {
       }
       shift = int(begin % kVector);
       next = uint32_t(begin / kVector + (kAlongK ? lane % 4 : lane / 4));
-      step = kAlongK ? params.k_warps * (kStep / kVector) : kStep / kWarps * apart;
-      next += kAlongK ? (place.first_step + warp % params.k_warps) * (kStep / kVector) : place.first_step * step;
+      next += kAlongK ? (place.first_step + warp % params.k_warps) * (kStep / kVector)
+                      : place.first_step * (kStep / kWarps) * apart;
     }
 
     // Loads the warp's next step, if `wanted`, and what follows the end of K, too; zeros where no matrix is left.
-    CUTLASS_DEVICE void load(bool wanted, uint4 (&vectors)[kVectors]) {
+    CUTLASS_DEVICE void load(Params const& params, bool wanted, uint4 (&vectors)[kVectors]) {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kVectors; ++i) {
         vectors[i] = matrix.load(next + (kAlongK ? i / 2 * apart + i % 2 * 4 : i * apart), wanted);
       }
-      next += step;
+      next += kAlongK ? params.k_warps * (kStep / kVector) : kStep / kWarps * apart;
     }
   };
 
-  // Bytes from one of the few rows to the next in shared memory.
-  CUTLASS_DEVICE static int pitch(Params const& params) {
-    return kAlongK ? params.chunk * kStep * 2 + kPad : params.chunk * kStep * 2 / kWarps + kPad / kWarps;
-  }
+  // The few rows in shared memory: first as their vectors lie in global memory, then moved so that they begin where the
+  // weights' vectors do.
+  struct Few {
+    int shift;  // elements that the weights' vectors begin before the row's
+    uint32_t at;  // shared memory of the vectors as they lie; the others are at its beginning
 
-  // Brings the few rows of a chunk of K into shared memory, as far from a vector's beginning as the weights' are
-  // (`shift`); zeros where there are none.
-  template <int kFew>
-  CUTLASS_DEVICE static void stage(Params const& params, Place const& place, char* shared, int shift,
-                                   int first_step) {
-    int const wide = pitch(params), few = place.few(params);
-    Element const* const first = params.few + place.batch * params.few_batch + place.few_begin * params.few_leading;
-    int const vectors = min(params.chunk, place.end_step - first_step) * (kStep / kVector);
+    // The vectors of a chunk of each row, and one more: rows begin between vectors.
+    CUTLASS_DEVICE static int vectors(Params const& params) { return params.chunk * (kStep / kVector); }
+
+    // Requests those of a chunk of K from a step on which have an element of it.
+    CUTLASS_DEVICE void request(Params const& params, int first_step) const {
+      Place const place(params);
+      Element const* const matrix = params.few + place.batch * params.few_batch;
+      Element const* const first = matrix + place.few_begin * params.few_leading;
+      auto const begin = reinterpret_cast<uint64_t>(matrix);
+      auto const end = reinterpret_cast<uint64_t>(matrix + (params.few_rows - 1) * params.few_leading + params.k);
+      int const from = first_step * kStep - shift, count = vectors(params) + 1;
+      for (int i = int(threadIdx.x); i < place.few * count; i += kThreads) {
+        int row = 0, x = 0;
+        params.by_loaded(row, x, i);
+        auto const place = reinterpret_cast<uint64_t>(first + row * params.few_leading + from);
+        uint64_t const address = place / 16 * 16 + x * 16;
+        int const k = from + x * kVector - int(place % 16) / 2;
+        if (k + kVector <= 0 || k >= params.k) continue;
+        uint32_t const to = at + i * 16;
+        if (address >= begin && address + 16 <= end) {
+          asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(address) : "memory");
+        } else {
 #pragma unroll 1
-    for (int at = int(threadIdx.x); at < vectors * kFew; at += kThreads) {
-      int const row = at / vectors, x = at - row * vectors;
-      int const k = first_step * kStep + x * kVector - shift;
-      uint4 made{};
-      if (row < few) made = load_few(first + row * params.few_leading, k, params.k);
+          for (int j = k < 0 ? -k : 0; j < kVector && k + j < params.k; ++j) {
+            asm volatile("st.shared.u16 [%0], %1;" ::"r"(to + j * 2),
+                         "h"(*reinterpret_cast<uint16_t const*>(address + j * 2))
+                         : "memory");
+          }
+        }
+      }
+      asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+
+    // Moves them; zeros where the rows have no elements.
+    CUTLASS_DEVICE void move(Params const& params, char* shared, int first_step) const {
+      int const wide = pitch(params), from = first_step * kStep - shift, count = vectors(params);
+      Place const place(params);
+#pragma unroll 1
+      for (int i = int(threadIdx.x); i < place.few * count; i += kThreads) {
+        int row = 0, x = 0;
+        params.by_moved(row, x, i);
+        int const k = from + x * kVector;
+        // The address of the row's first element of the chunk, as far as it tells its place in a vector.
+        uint32_t const element = uint32_t(reinterpret_cast<uint64_t>(params.few) / 2) +
+                                 uint32_t(place.batch) * uint32_t(params.few_batch) +
+                                 uint32_t(place.few_begin + row) * uint32_t(params.few_leading) + uint32_t(from);
+        uint32_t const before = element % kVector;
+        uint32_t words[8];
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%8];\nld.shared.v4.u32 {%4, %5, %6, %7}, [%8 + 16];"
+                     : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]), "=r"(words[4]), "=r"(words[5]),
+                       "=r"(words[6]), "=r"(words[7])
+                     : "r"(at + (i + row) * 16)
+                     : "memory");
+        // By whole words first, without an index that the compiler does not know.
+        CUTLASS_PRAGMA_UNROLL
+        for (int step = 1; step < 4; step *= 2) {
+          bool const by = (before / 2 & step) != 0;
+          CUTLASS_PRAGMA_UNROLL
+          for (int j = 0; j + step < 8; ++j) words[j] = by ? words[j + step] : words[j];
+        }
+        uint32_t const bits = before % 2 * 16;
+        uint4 made{__funnelshift_r(words[0], words[1], bits), __funnelshift_r(words[1], words[2], bits),
+                   __funnelshift_r(words[2], words[3], bits), __funnelshift_r(words[3], words[4], bits)};
+        if (k < 0 || k + kVector > params.k) keep(made, k, 0, params.k);
+        put(shared, wide, most_few(params), row, x, made);
+      }
+    }
+
+   private:
+    CUTLASS_DEVICE static void put(char* shared, int wide, int few, int row, int x, uint4 const& vector) {
       if constexpr (kAlongK) {
-        *reinterpret_cast<uint4*>(shared + row * wide + x * 16) = made;
+        *reinterpret_cast<uint4*>(shared + row * wide + x * 16) = vector;
       } else {
         // Each of eight elements of K is another warp's.
-        auto const* const elements = reinterpret_cast<uint16_t const*>(&made);
+        auto const* const elements = reinterpret_cast<uint16_t const*>(&vector);
         CUTLASS_PRAGMA_UNROLL
         for (int warp = 0; warp < kWarps; ++warp) {
-          *reinterpret_cast<uint16_t*>(shared + (warp * kFew + row) * wide + x * 2) = elements[warp];
+          *reinterpret_cast<uint16_t*>(shared + (warp * few + row) * wide + x * 2) = elements[warp];
         }
       }
     }
-  }
+  };
+
+  CUTLASS_DEVICE static int pitch(Params const& params) { return pitch(params.chunk); }
+  CUTLASS_DEVICE static int most_few(Params const& params) { return min(params.few_rows, kFewTile); }
 
   template <int kFew>
   CUTLASS_DEVICE static void compute(Params const& params, char* shared) {
@@ -433,37 +489,43 @@ struct GemmRaggedSm80 {
     if (!params.settled) wait_for_launch_before();
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kAhead; ++i) {
-      weights.load(place.first_step + part + i * apart < place.end_step, vectors[i]);
+      weights.load(params, place.first_step + part + i * apart < place.end_step, vectors[i]);
     }
     if (params.settled) wait_for_launch_before();
     int const wide = pitch(params);
+    Few const few{kAlongK ? weights.shift : 0,
+                  cute::cast_smem_ptr_to_uint(shared) + (kAlongK ? 1 : kWarps) * most_few(params) * wide};
+    few.request(params, place.first_step);
     char const* const mine = kAlongK ? shared + lane / 4 * wide + lane % 4 * 16
-                                     : shared + (warp * kFew + lane / 4) * wide + lane % 4 * 8;
+                                     : shared + (warp * most_few(params) + lane / 4) * wide + lane % 4 * 8;
     for (int begin = place.first_step; begin < place.end_step; begin += params.chunk) {
-      if (begin != place.first_step) __syncthreads();
-      stage<kFew>(params, place, shared, kAlongK ? weights.shift : 0, begin);
+      asm volatile("cp.async.wait_group 0;" ::: "memory");
       __syncthreads();
+      few.move(params, shared, begin);
+      __syncthreads();
+      if (begin + params.chunk < place.end_step) few.request(params, begin + params.chunk);
       int const end = min(begin + params.chunk, place.end_step);
       for (int base = begin + part; base < end; base += kAhead * apart) {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kAhead; ++i) {
           int const step = base + i * apart;
           if (step < end) {
-            use<kFew>(params, weights, vectors[i], mine + (step - begin) * (kAlongK ? kStep * 2 : kStep * 2 / kWarps), wide,
+            use<kFew>(params, weights, vectors[i], mine + (step - begin) * (kAlongK ? kStep * 2 : kStep * 2 / kWarps),
                       step, sums);
           }
-          weights.load(step + kAhead * apart < place.end_step, vectors[i]);
+          weights.load(params, step + kAhead * apart < place.end_step, vectors[i]);
         }
       }
     }
     __syncthreads();
-    store<kFew>(params, place, shared, shifts, sums);
+    store<kFew>(params, shared, shifts, sums);
   }
 
   // Multiplies a step.
   template <int kFew, int kTiles>
   CUTLASS_DEVICE static void use(Params const& params, Weights const& weights, uint4 (&vectors)[Weights::kVectors],
-                                 char const* few, int wide, int step, float (&sums)[kTiles][kFew / 8][4]) {
+                                 char const* few, int step, float (&sums)[kTiles][kFew / 8][4]) {
+    int const wide = pitch(params);
     if constexpr (kAlongK) {
       // Elements of other rows, perhaps no numbers.
       if (step == 0 || (step + 1) * kStep > params.k + weights.shift) {
@@ -490,7 +552,8 @@ struct GemmRaggedSm80 {
       for (int tile = 0; tile < kTiles; ++tile) {
         auto const word = [&](int i) { return reinterpret_cast<uint32_t const*>(&vectors[i])[tile]; };
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < 4; ++i) a[tile][i] = __byte_perm(word(i / 2 * 2), word(i / 2 * 2 + 1), i % 2 ? 0x7632 : 0x5410);
+        for (int i = 0; i < 4; ++i)
+          a[tile][i] = __byte_perm(word(i / 2 * 2), word(i / 2 * 2 + 1), i % 2 ? 0x7632 : 0x5410);
       }
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kFew / 8; ++i) {
@@ -503,7 +566,7 @@ struct GemmRaggedSm80 {
 
   // Adds up the sums of the warps, and of thread blocks, and stores D.
   template <int kFew, int kTiles>
-  CUTLASS_DEVICE static void store(Params const& params, Place const& place, char* shared, int const (&shifts)[kWarps],
+  CUTLASS_DEVICE static void store(Params const& params, char* shared, int const (&shifts)[kWarps],
                                    float (&sums)[kTiles][kFew / 8][4]) {
     constexpr int kAcross = kAlongK ? 16 : kWindow;  // rows of weights of a warp
     int const lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
@@ -526,89 +589,117 @@ struct GemmRaggedSm80 {
       }
     }
     __syncthreads();
-    int const count = params.tile * place.few(params);
+    Place const place(params);
+    // Four neighbours of a thread at once. A window has more columns than a tile, which nobody stores.
+    int const bits = 31 - __clz(height), count = height * place.few;
+    // Elements of the weights before their first whole vector, and behind the last one: those of the other warps know
+    // them as zeros. (Numbers of elements as far as they tell a place in a vector.)
+    uint32_t const begins = uint32_t(reinterpret_cast<uint64_t>(params.weights) / sizeof(Element)) +
+                            uint32_t(place.batch) * uint32_t(params.weights_batch);
+    uint32_t const ends = begins + uint32_t((kAlongK ? params.rows : params.k) - 1) * uint32_t(params.weights_leading) +
+                          uint32_t(kAlongK ? params.k : params.rows);
+    int const lead = place.first_step == 0 ? int((0 - begins) % kVector) : 0;
+    int const tail = place.end_step == params.steps ? int(ends % kVector) : 0;
     auto const of_warps = [&](int at) {
-      int const other = at / params.tile, row = at - other * params.tile;
-      float sum = 0.0f;
-      if constexpr (kAlongK) {
-        for (int i = 0; i < k_warps; ++i) sum += all[i * part_floats + other * wide + row];
-      } else {
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kWarps; ++i) sum += all[i * part_floats + other * wide + row + shifts[i]];
+      int const other = at >> bits, row = at & (height - 1);
+      float four[4] = {};
+      float const* from = all + other * wide + row;
+      for (int i = 0; i < k_warps; ++i, from += part_floats) {
+        if constexpr (kAlongK) {
+          float4 const next = *reinterpret_cast<float4 const*>(from);
+          four[0] += next.x, four[1] += next.y, four[2] += next.z, four[3] += next.w;
+        } else {
+          CUTLASS_PRAGMA_UNROLL
+          for (int j = 0; j < 4; ++j) four[j] += from[shifts[i] + j];
+        }
       }
-      return sum + at_ends(params, place, place.few_begin + other, place.row + row * params.classes);
+      if (lead + tail > 0) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int j = 0; j < 4; ++j) {
+          four[j] +=
+              at_ends(params, place, place.few_begin + other, place.row + (row + j) * params.classes, lead, tail);
+        }
+      }
+      return make_float4(four[0], four[1], four[2], four[3]);
     };
+    int const begin = int(threadIdx.x) * 4;
+    constexpr int kStride = kThreads * 4;
     if (params.splits == 1) {
-      for (int at = int(threadIdx.x); at < count; at += kThreads) store_one(params, place, at, of_warps(at));
+      for (int at = begin; at < count; at += kStride) {
+        store_four(params, place, at >> bits, at & (height - 1), of_warps(at));
+      }
       return;
     }
     // Of the last of the few tiles, too, each has room for as many as a whole one.
-    int64_t const room = int64_t(params.tile) * min(params.few_rows, kFewTile);
-    int const split = int(blockIdx.y) % params.splits;
-    int const unit = (place.batch * params.few_tiles + int(blockIdx.y) / params.splits) * params.tiles + int(blockIdx.x);
-    float* const parts = params.parts + int64_t(unit) * params.splits * room;
-    for (int at = int(threadIdx.x); at < count; at += kThreads) {
-      __stcg(parts + split * room + at, of_warps(at));
+    int64_t const room = int64_t(height) * most_few(params);
+    float* const parts = params.parts + int64_t(place.unit) * params.splits * room;
+    for (int at = begin; at < count; at += kStride) {
+      __stcg(reinterpret_cast<float4*>(parts + place.split * room + at), of_warps(at));
     }
     __threadfence();
     __syncthreads();
     auto* const last = reinterpret_cast<uint32_t*>(shared);
     if (threadIdx.x == 0) {
-      uint32_t const before = atomicAdd(params.arrived + unit, 1u);
+      uint32_t const before = atomicAdd(params.arrived + place.unit, 1u);
       *last = before == uint32_t(params.splits - 1);
-      if (*last) params.arrived[unit] = 0;
+      if (*last) params.arrived[place.unit] = 0;
     }
     __syncthreads();
     if (*last == 0) return;
     __threadfence();
-    for (int at = int(threadIdx.x); at < count; at += kThreads) {
-      float sum = 0.0f;
-#pragma unroll 4
-      for (int i = 0; i < params.splits; ++i) sum += __ldcg(parts + i * room + at);
-      store_one(params, place, at, sum);
+    for (int at = begin; at < count; at += kStride) {
+      float4 sum{};
+#pragma unroll 8
+      for (int i = 0; i < params.splits; ++i) {
+        float4 const next = __ldcg(reinterpret_cast<float4 const*>(parts + i * room + at));
+        sum.x += next.x, sum.y += next.y, sum.z += next.z, sum.w += next.w;
+      }
+      store_four(params, place, at >> bits, at & (height - 1), sum);
     }
   }
 
   // The products of the weights' first and last elements that are no whole vector of memory: up to 7 of them, of one
   // row, which nobody has streamed.
-  CUTLASS_DEVICE static float at_ends(Params const& params, Place const& place, int few, int row) {
-    bool const first = place.first_step == 0 && (!kAlongK || row == 0);
-    bool const last = place.end_step == params.steps && (!kAlongK || row == params.rows - 1);
-    if (!first && !last) return 0.0f;
+  CUTLASS_DEVICE static float at_ends(Params const& params, Place const& place, int few, int row, int lead, int tail) {
     Element const* const weights = params.weights + place.batch * params.weights_batch;
     Element const* const a = params.few + place.batch * params.few_batch + few * params.few_leading;
-    Matrix const matrix(weights, kAlongK ? params.rows : params.k, params.weights_leading,
-                        kAlongK ? params.k : params.rows);
-    int const lead = matrix.lead == 0 ? 0 : kVector - int(matrix.lead), tail = int(matrix.tail);
-    auto const product = [&](int64_t r, int k) {
-      return float(weights[kAlongK ? r * params.weights_leading + k : k * params.weights_leading + r]) * float(a[k]);
-    };
     float sum = 0.0f;
+    auto const add = [&](int k) {
+      int64_t const at = kAlongK ? row * params.weights_leading + k : k * params.weights_leading + row;
+      sum += float(weights[at]) * float(a[k]);
+    };
     if constexpr (kAlongK) {
-      if (first) {
-        for (int k = 0; k < lead; ++k) sum += product(row, k);
+      if (row == 0) {
+        for (int k = 0; k < lead; ++k) add(k);
       }
-      if (last) {
-        for (int k = params.k - tail; k < params.k; ++k) sum += product(row, k);
+      if (row == params.rows - 1) {
+        for (int k = params.k - tail; k < params.k; ++k) add(k);
       }
     } else {
-      if (first && row >= 0 && row < lead) sum += product(row, 0);
-      if (last && row >= params.rows - tail && row < params.rows) sum += product(row, params.k - 1);
+      if (row >= 0 && row < lead) add(0);
+      if (row >= params.rows - tail && row < params.rows) add(params.k - 1);
     }
     return sum;
   }
 
-  CUTLASS_DEVICE static void store_one(Params const& params, Place const& place, int at, float sum) {
-    int const other = at / params.tile, in_tile = at - other * params.tile;
-    int const row = place.row + in_tile * params.classes, few = place.few_begin + other;
-    if (row < 0 || row >= params.rows) return;
-    float value = times(params.alpha, sum);
-    if (params.beta != 0.0f) {
-      value = plus_source(value, params.beta,
-                          float(params.c[place.batch * params.c_batch + row * params.c_row + few * params.c_few]));
+  // Sums of four neighbours of a tile, for one of the few rows.
+  CUTLASS_DEVICE static void store_four(Params const& params, Place const& place, int other, int in_tile, float4 sums) {
+    int64_t const few = place.few_begin + other;
+    int row = place.row + in_tile * params.classes;
+    ElementD* d = params.d + place.batch * params.d_batch + few * params.d_few + row * params.d_row;
+    ElementD const* c = params.c + place.batch * params.c_batch + few * params.c_few + row * params.c_row;
+    float const four[4] = {sums.x, sums.y, sums.z, sums.w};
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if (row >= 0 && row < params.rows && in_tile + i < params.tile) {
+        float value = times(params.alpha, four[i]);
+        if (params.beta != 0.0f) value = plus_source(value, params.beta, float(*c));
+        *d = cutlass::NumericConverter<ElementD, float>::convert(value);
+      }
+      row += params.classes;
+      d += params.classes * params.d_row;
+      c += params.classes * params.c_row;
     }
-    params.d[place.batch * params.d_batch + row * params.d_row + few * params.d_few] =
-        cutlass::NumericConverter<ElementD, float>::convert(value);
   }
 };
 

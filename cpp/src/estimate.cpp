@@ -29,6 +29,8 @@ constexpr int64_t kManyRows = 96;  // of GemmFewSm90's: more take FEW_MANY times
 constexpr int64_t kMostRagged = 512;  // few rows that kernels for ragged operands are considered for
 // GemmRaggedSm80's kVector, kWindow, and the least rows of a tile and the most that all warps have.
 constexpr int64_t kRaggedVector = 8, kRaggedWindow = 64, kRaggedLeast = 16, kRaggedMost = 128;
+constexpr double kRaggedBlocks = 2;  // thread blocks of a multiprocessor at once
+constexpr int64_t kRaggedGrid = 65535, kRaggedElements = int64_t(1) << 34;  // kMaxBlocks and kMostElements there
 constexpr int64_t kRaggedSplits = 64;  // thread blocks that divide K, at most
 constexpr double kFewNear = 1.6;  // times the fastest division: slower ones are not corrected
 constexpr double kFewRing = 200 * 1024.0;  // about the bytes of a thread block's stages
@@ -134,9 +136,11 @@ Extents Extents::of(Op op, std::vector<int64_t> const& values) {
   return made;
 }
 
-bool is_few(Kernel const& kernel, int64_t m, int64_t n) {
-  int64_t const most = kernel.mainloop == Mainloop::kRagged ? kMostRagged : kernel.tile[1];
-  return (turned(kernel, m, n) ? n : m) <= most;
+bool is_few(Kernel const& kernel, int64_t m, int64_t n, int64_t k) {
+  int64_t const few = turned(kernel, m, n) ? n : m;
+  if (kernel.mainloop != Mainloop::kRagged) return few <= kernel.tile[1];
+  // Its rows of weights are whole vectors long (GemmRaggedSm80::can_implement).
+  return few <= kMostRagged && k >= kRaggedVector && (kernel.b_along_k || n >= kRaggedVector);
 }
 
 double l2_misses(TileList const& tiles, std::pair<double, double> widths, double held) {
@@ -292,7 +296,8 @@ std::vector<int64_t> Model::slices(Kernel const& kernel, Extents const& extents,
   std::vector<int64_t> found{1};
   if (kernel.mainloop == Mainloop::kRagged) {  // as many as have equal shares of its steps
     int64_t const steps = ceil_div(extents.k, kernel.tile[2]);
-    for (int64_t count = 2; count <= std::min(steps, kRaggedSplits); ++count) {
+    int64_t const most = std::min({steps, kRaggedSplits, kRaggedGrid / extents.batch});
+    for (int64_t count = 2; count <= most; ++count) {
       if (ceil_div(steps, ceil_div(steps, count)) == count) found.push_back(count);
     }
   } else if (kernel.op == Op::kGemv) {  // powers of two that leave each thread at least two loads
@@ -835,30 +840,42 @@ Model::FewDivision Model::few_division(Kernel const& kernel, Extents const& e, G
 // For few rows whose operands begin anywhere, with K divided among so many thread blocks, and the best width.
 Launch Model::ragged(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64_t slices) const {
   bool const along_m = turned(kernel, e.m, e.n), along_k = kernel.b_along_k;
+  auto const of = [&](double of_k, double of_rows) { return along_k ? of_k : of_rows; };
   int64_t const rows = along_m ? e.m : e.n, few = along_m ? e.n : e.m, leading = along_m ? e.lda : e.ldb;
   int64_t const shift = std::gcd(leading, kRaggedVector);  // by which rows shift against vectors
   int64_t const few_tiles = ceil_div(few, kernel.tile[1]), few_tile = std::min(few, kernel.tile[1]);
+  // GemmRaggedSm80::width
+  double const wide = few_tile <= 8 ? 8 : !along_k ? 16 : few_tile <= 32 ? 32 : 64;
   int64_t const steps = ceil_div(std::max<int64_t>(1, e.k), kernel.tile[2]);
-  double const depth = double(ceil_div(steps, slices) * kernel.tile[2]),
-               blocks_of = double(few_tiles * e.batch * slices);
-  double const slots = c_.RAGGED_BLOCKS * double(gpu.multiprocessors);
-  double const read = double(e.batch) * double(rows) * double(e.k) * 2 / (c_.RAGGED_DRAM * dram(gpu));
+  double const depth = double(ceil_div(steps, slices) * kernel.tile[2]), multiprocessors = double(gpu.multiprocessors);
+  double const read = floor(kernel, e, of(c_.RAGGED_DRAM, c_.RAGGED_DRAM_ROWS) * dram(gpu));
   Launch best{INFINITY};
+  if (rows * leading >= kRaggedElements) return best;
   // Tiles have twice as many rows as there are few, at least: K is divided among warps elsewhere.
   int64_t const least = std::max(kRaggedLeast, std::min(2 * few_tile, kRaggedMost));
   for (int64_t width = kRaggedMost; width >= least; width /= 2) {
     int64_t const classes = along_k ? kRaggedVector / shift : 1;
     int64_t const tile = along_k ? width : kRaggedWindow - kRaggedVector + shift;
-    int64_t const height = along_k ? width : kRaggedWindow;
-    double const blocks = double(ceil_div(ceil_div(rows, classes), tile) * classes) * blocks_of;
-    double const work = depth * 2 * (double(height) + c_.RAGGED_FEW * double(round_up(few_tile, 8)));
-    double const waves = std::max(1.0, std::ceil(blocks / slots));
-    double const busy = waves * (work / c_.RAGGED_BLOCK_BYTES_PER_SECOND + c_.RAGGED_TILE_SECONDS);
-    double const through = blocks * work / (c_.RAGGED_BYTES_PER_SECOND * double(gpu.multiprocessors));
-    double seconds = std::max(std::max(busy, through), read);
-    double const sums = double(tile * few_tile) * 4;
-    if (slices > 1) seconds += c_.RAGGED_SPLIT_SECONDS + sums * double(slices) / c_.RAGGED_SUMS_BYTES_PER_SECOND;
-    seconds += c_.RAGGED_LAUNCH_SECONDS;
+    double const height = double(along_k ? width : kRaggedWindow);
+    int64_t const tiles = ceil_div(ceil_div(rows, classes), tile) * classes;
+    if (tiles >= kRaggedGrid) continue;
+    double const blocks = double(tiles * few_tiles) * double(e.batch) * double(slices);
+    double const waves = std::max(1.0, blocks / (kRaggedBlocks * multiprocessors));
+    // Bytes of weights, and what else takes as long as so many.
+    double const work = depth * 2 *
+                        (height + of(c_.RAGGED_FEW, c_.RAGGED_FEW_ROWS) * double(few_tile) +
+                         of(c_.RAGGED_PRODUCTS, c_.RAGGED_PRODUCTS_ROWS) * height * wide / 8);
+    double const beside_it = std::clamp(blocks / multiprocessors, 1.0, kRaggedBlocks);
+    double const each = work * std::max(1 / of(c_.RAGGED_BLOCK_RATE, c_.RAGGED_BLOCK_ROWS_RATE),
+                                        beside_it / of(c_.RAGGED_RATE, c_.RAGGED_ROWS_RATE));
+    double const busy =
+        (waves + std::ceil(waves)) / 2 * (each + of(c_.RAGGED_TILE_SECONDS, c_.RAGGED_TILE_ROWS_SECONDS));
+    double seconds = of(c_.RAGGED_LAUNCH_SECONDS, c_.RAGGED_LAUNCH_ROWS_SECONDS) + beside(busy, read);
+    if (slices > 1) {
+      double const sums = double(tile * few_tile) * 4 * double(slices);
+      seconds += of(c_.RAGGED_SPLIT_SECONDS, c_.RAGGED_SPLIT_ROWS_SECONDS) +
+                 sums / of(c_.RAGGED_SUMS_BYTES_PER_SECOND, c_.RAGGED_SUMS_ROWS_BYTES_PER_SECOND);
+    }
     if (seconds < best.seconds) best = {seconds, slices, 1, kHeuristic, along_k ? width : 0};
     if (!along_k) break;
   }

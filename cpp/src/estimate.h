@@ -220,6 +220,6 @@ class Model {
 };
 
 // Whether D is short enough for a kernel for few rows: in its rows or, with a column-major B, its columns.
-bool is_few(Kernel const& kernel, int64_t m, int64_t n);
+bool is_few(Kernel const& kernel, int64_t m, int64_t n, int64_t k);
 
 }  // namespace atomr_cutlass::estimate

@@ -60,8 +60,6 @@ def supports(key: KernelKey) -> Status:
     common = supports_gemm(key, (LINEAR,))
     if not common:
         return common
-    if key.arch is not SmArch.SM90A:
-        return no("kernels that read few rows from any address are for sm_90a")
     if key.a not in HALF_TYPES or key.epilogue != LINEAR:
         return no("kernels that read few rows from any address multiply f16 and bf16, without a tree")
     if key.layout_a != ROW:

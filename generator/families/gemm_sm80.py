@@ -200,7 +200,9 @@ def cells(arch: SmArch) -> Iterator[Cell]:
     yield integer_tier, _gemm_sm80(arch, D.I8, D.I32, "rc", (16, 16, 4), (128, 128, 64), (2, 2, 1), 4)
     if not fallback:
         yield FULL, _gemm_sm80(arch, D.I8, D.I32, "rc", (16, 16, 4), (64, 64, 64), (2, 2, 1), 6)
-    yield FULL, _gemm_sm80(arch, D.I8, D.I32, "rc", (4, 4, 1), (64, 64, 64), (2, 2, 1), 6)
+    # On sm_90a a kernel for few rows of any address is in its place.
+    narrow_tier = ON_DEMAND if arch is SmArch.SM90A else FULL
+    yield narrow_tier, _gemm_sm80(arch, D.I8, D.I32, "rc", (4, 4, 1), (64, 64, 64), (2, 2, 1), 6)
     yield SMOKE, _gemm_sm80(arch, D.I8, D.I32, "rc", (1, 1, 1), (64, 64, 64), (2, 2, 1), 2)
     if arch in FP8_ARCHS:
         yield from _fp8_cells(arch, fallback)
@@ -286,8 +288,10 @@ def _single_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
                 _gemm_sm80(arch, D.F32, d, layouts, (4, 4, 4), (128, 128, 16), (2, 2, 1), 4, "tf32"),
             )
             yield aligned, _gemm_sm80(arch, D.F32, d, layouts, (4, 4, 4), (128, 128, 16), (4, 2, 1), 4, "3xtf32")
-            yield tier, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (64, 64, 32), (2, 2, 1), 3, "tf32")
-            yield tier, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (64, 64, 16), (2, 2, 1), 3, "3xtf32")
+            # Single elements of a column-major A are rare: kernels for few rows of any address are in their places.
+            single = ON_DEMAND if arch is SmArch.SM90A and layouts[0] == COLUMN else tier
+            yield single, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (64, 64, 32), (2, 2, 1), 3, "tf32")
+            yield single, _gemm_sm80(arch, D.F32, d, layouts, (1, 1, 1), (64, 64, 16), (2, 2, 1), 3, "3xtf32")
             ieee = SMOKE if layouts == "rr" and d is D.F32 else tier
             yield (
                 ON_DEMAND if d is not D.F32 and (arch is SmArch.SM90A or (fallback and not common)) else ieee,

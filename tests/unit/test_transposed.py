@@ -162,7 +162,7 @@ def test_rows_of_odd_length_are_copied(extents: tuple[int, int, int], layouts: s
         (1091, 2136, 1241, "rrr", {"a": False, "b": True}),
         (21, 21, 58797, "rcr", {"a": False, "b": False}),
         (561, 8204, 929, "rrr", {"a": False, "b": True}),
-        (8, 1858, 30835, "rcr", {"a": False, "b": False}),
+        (140, 1858, 30835, "rcr", {"a": False, "b": False}),
     ],
 )
 def test_operands_of_odd_k_are_copied(

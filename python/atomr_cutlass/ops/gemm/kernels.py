@@ -105,11 +105,14 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         unaligned = formulation.align_a % key.align_a or formulation.align_b % key.align_b
         aligned = not (unaligned or formulation.align_d % key.align_d)
         yield aligned, "its alignment is wider than that of the operands"
+        line = 128 // first.dtype.bits
+        whole = formulation.align_a % line == 0 and formulation.align_b % line == 0
+        yield key.mainloop != RAGGED or not whole, "it is for operands that TMA does not read"
 
     def rules_of_extents(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:
         """The conditions that follow from the extents, on a kernel that meets `rules`."""
         is_for_few = key.mainloop in (FEW, RAGGED)
-        suited = not is_for_few or estimate.kernel_of(key).is_few(formulation.m, formulation.n)
+        suited = not is_for_few or estimate.kernel_of(key).is_few(formulation.m, formulation.n, formulation.k)
         yield suited, "it is for few rows or columns of D"
 
     def extents(self, formulation: GemmFormulation) -> tuple[int, ...]:
@@ -140,6 +143,8 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         of_model = (1,) if whole else estimate.slices(candidate.key, extents, self.device)
         slices = STREAM_K_SLICES if stream_k else of_model
         made = super().launches(candidate)
+        if candidate.key.mainloop == RAGGED:
+            made = (dataclasses.replace(candidate, width=width) for width in self.widths(candidate))
         if candidate.key.mainloop == FEW:
             shares = (IN_ORDER,) if self.batch_invariant else gemm_few_sm90.shares(candidate.key)
             pairs = itertools.product(shares, self.widths(candidate))

@@ -264,7 +264,9 @@ def fields_from(options: RequestOptions) -> dict[str, Any]:
 def sample_shape(key: KernelKey) -> GemmShape:
     """Extents of more than a tile along M and N, but no whole number of tiles; aligned for every kernel."""
     m, n, k = key.tile
-    if key.mainloop in (FEW, RAGGED):
+    if key.mainloop == RAGGED:
+        return GemmShape(n + 1, m + 17, 2 * k + 3)
+    if key.mainloop == FEW:
         return GemmShape(n - 16, m + 16, 2 * k)  # it serves at most n rows; its tile's m lies along the columns of D
     return GemmShape(m + 16, n + 16, 2 * k)
 

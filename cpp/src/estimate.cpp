@@ -30,7 +30,8 @@ constexpr int64_t kMostRagged = 512;  // few rows that kernels for ragged operan
 // GemmRaggedSm80's kVector, kWindow, and the least rows of a tile and the most that all warps have.
 constexpr int64_t kRaggedVector = 8, kRaggedWindow = 64, kRaggedLeast = 16, kRaggedMost = 128;
 constexpr double kRaggedBlocks = 2;  // thread blocks of a multiprocessor at once
-constexpr int64_t kRaggedGrid = 65535, kRaggedElements = int64_t(1) << 34;  // kMaxBlocks and kMostElements there
+// kMaxBlocks, kMostElements and kMostLeading there
+constexpr int64_t kRaggedGrid = 65535, kRaggedElements = int64_t(1) << 34, kRaggedLeading = int64_t(1) << 27;
 constexpr int64_t kRaggedSplits = 64;  // thread blocks that divide K, at most
 constexpr double kFewNear = 1.6;  // times the fastest division: slower ones are not corrected
 constexpr double kFewRing = 200 * 1024.0;  // about the bytes of a thread block's stages
@@ -850,7 +851,7 @@ Launch Model::ragged(Kernel const& kernel, Extents const& e, Gpu const& gpu, int
   double const depth = double(ceil_div(steps, slices) * kernel.tile[2]), multiprocessors = double(gpu.multiprocessors);
   double const read = floor(kernel, e, of(c_.RAGGED_DRAM, c_.RAGGED_DRAM_ROWS) * dram(gpu));
   Launch best{INFINITY};
-  if (rows * leading >= kRaggedElements) return best;
+  if (rows * leading >= kRaggedElements || std::max(e.lda, e.ldb) >= kRaggedLeading) return best;
   // Tiles have twice as many rows as there are few, at least: K is divided among warps elsewhere.
   int64_t const least = std::max(kRaggedLeast, std::min(2 * few_tile, kRaggedMost));
   for (int64_t width = kRaggedMost; width >= least; width /= 2) {

@@ -53,8 +53,8 @@ struct GemmRaggedSm80 {
   static constexpr int kWindow = 64;  // row-major weights: columns that a warp reads
   static constexpr int kMaxBlocks = 65535;  // the y and z extents of a grid
   static constexpr int kMostK = 1 << 30;
-  // Of a matrix: the numbers of its vectors have 32 bits.
-  static constexpr int64_t kMostLeading = int64_t(1) << 31, kMostElements = int64_t(1) << 34;
+  // Of a matrix: the numbers of its vectors have 32 bits, those of a step beyond its end too.
+  static constexpr int64_t kMostLeading = int64_t(1) << 27, kMostElements = int64_t(1) << 34;
 
   struct Params {
     Element const* weights;
@@ -253,7 +253,6 @@ struct GemmRaggedSm80 {
     uint4 const* vectors;  // from the one on in which the matrix begins
     uint32_t lead;  // elements of that one which lie before the matrix
     uint32_t first, whole;  // the first whole vector, and the number of them
-    uint32_t tail;  // elements that follow them
 
     CUTLASS_DEVICE Matrix(Element const* at, int64_t outer, int64_t leading, int64_t inner) {
       auto const address = reinterpret_cast<uint64_t>(at);
@@ -262,7 +261,6 @@ struct GemmRaggedSm80 {
       int64_t const elements = lead + (outer - 1) * leading + inner;
       first = lead > 0 ? 1 : 0;
       whole = uint32_t(elements / kVector) - first;
-      tail = uint32_t(elements % kVector);
     }
 
     // A vector, which is read once and would only drive the few rows out of the L1 cache; zeros unless all of it lies
@@ -339,9 +337,9 @@ struct GemmRaggedSm80 {
     }
   };
 
-  // A warp's weights, kAlongK: 16 rows of one class, of which a thread has two, 8 apart; of each step two vectors of
-  // each row.
-  // Row-major: kWindow columns of 16 elements of K, each the 8th after the one before, of which a thread has four.
+  // A warp's weights. Along K: 16 rows of one class, of which a thread has two, 8 apart; of each step two vectors of
+  // each row. Row-major: kWindow columns of 16 elements of K, each the 8th after the one before, of which a thread has
+  // four.
   struct Weights {
     static constexpr int kVectors = 4;
 
@@ -401,9 +399,9 @@ struct GemmRaggedSm80 {
       for (int i = int(threadIdx.x); i < place.few * count; i += kThreads) {
         int row = 0, x = 0;
         params.by_loaded(row, x, i);
-        auto const place = reinterpret_cast<uint64_t>(first + row * params.few_leading + from);
-        uint64_t const address = place / 16 * 16 + x * 16;
-        int const k = from + x * kVector - int(place % 16) / 2;
+        auto const start = reinterpret_cast<uint64_t>(first + row * params.few_leading + from);
+        uint64_t const address = start / 16 * 16 + x * 16;
+        int const k = from + x * kVector - int(start % 16) / 2;
         if (k + kVector <= 0 || k >= params.k) continue;
         uint32_t const to = at + i * 16;
         if (address >= begin && address + 16 <= end) {
@@ -517,6 +515,7 @@ struct GemmRaggedSm80 {
         }
       }
     }
+    asm volatile("cp.async.wait_group 0;" ::: "memory");  // of a thread block without steps
     __syncthreads();
     store<kFew>(params, shared, shifts, sums);
   }
@@ -592,8 +591,8 @@ struct GemmRaggedSm80 {
     Place const place(params);
     // Four neighbours of a thread at once. A window has more columns than a tile, which nobody stores.
     int const bits = 31 - __clz(height), count = height * place.few;
-    // Elements of the weights before their first whole vector, and behind the last one: those of the other warps know
-    // them as zeros. (Numbers of elements as far as they tell a place in a vector.)
+    // Elements of the weights before their first whole vector, and behind the last one, which were loaded as zeros;
+    // found from numbers of elements as far as these tell a place in a vector.
     uint32_t const begins = uint32_t(reinterpret_cast<uint64_t>(params.weights) / sizeof(Element)) +
                             uint32_t(place.batch) * uint32_t(params.weights_batch);
     uint32_t const ends = begins + uint32_t((kAlongK ? params.rows : params.k) - 1) * uint32_t(params.weights_leading) +
@@ -658,8 +657,7 @@ struct GemmRaggedSm80 {
     }
   }
 
-  // The products of the weights' first and last elements that are no whole vector of memory: up to 7 of them, of one
-  // row, which nobody has streamed.
+  // The products of the weights' first and last elements that are no whole vector of memory: up to 7 of one row each.
   CUTLASS_DEVICE static float at_ends(Params const& params, Place const& place, int few, int row, int lead, int tail) {
     Element const* const weights = params.weights + place.batch * params.weights_batch;
     Element const* const a = params.few + place.batch * params.few_batch + few * params.few_leading;

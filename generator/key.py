@@ -51,8 +51,8 @@ class KernelKey:
         cluster: thread block cluster.
         warps: warps along M, N, K (sm80 generation; (0, 0, 0) elsewhere).
         stages: mainloop stages; 0: as many as shared memory holds (CUTLASS 3.x).
-        mainloop: `multistage`, `twostage`, `direct` or `ragged` (sm80); `pingpong`, `cooperative`, `warpspecialized`, `few`
-            or `split` (sm90); `1sm` or `2sm` (sm100).
+        mainloop: `multistage`, `twostage`, `direct` or `ragged` (sm80); `pingpong`, `cooperative`,
+            `warpspecialized`, `few` or `split` (sm90); `1sm` or `2sm` (sm100).
         epilogue_schedule: `tma` or `nosmem` (CUTLASS 3.x); empty for sm80.
         scheduler: `identity` (sm80); `persistent` or `streamk` (CUTLASS 3.x); `fitted` (sm90): persistent, and
             the launch chooses how many columns a tile has, at most those of `tile`; `sliced` (sm90): persistent, and

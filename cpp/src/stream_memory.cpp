@@ -107,7 +107,14 @@ StreamMemory::~StreamMemory() {
 void StreamMemory::reserve(size_t bytes, bool now, size_t zeroed) {
   bytes_ = bytes;
   zeroed_ = zeroed;
-  if (now && bytes != 0) spare_ = make();
+  if (now && bytes != 0 && !is_captured()) spare_ = make();
+}
+
+// Whether a graph captures what the framework's current stream does: memory of it, and its clearing, would be the
+// graph's.
+bool StreamMemory::is_captured() const {
+  void* stream = nullptr;
+  return allocator_ != nullptr && allocator_->current_stream(kDlCuda, device_, &stream) == 0 && capture_id(stream) != 0;
 }
 
 // Memory of the driver, cleared. Legal during capture: no graph does the clearing, whose replays are to find what the

@@ -68,9 +68,9 @@ class StreamMemory {
   StreamMemory(StreamMemory const&) = delete;
   StreamMemory& operator=(StreamMemory const&) = delete;
 
-  // Sets the size of every piece, before the first is taken, and allocates the first stream's if `now`. A piece is
-  // zeros from `zeroed` on when it is first taken; whoever relies on that later leaves zeros. The device must be
-  // current.
+  // Sets the size of every piece, before the first is taken, and allocates the first stream's if `now`, unless a graph
+  // is captured meanwhile. A piece is zeros from `zeroed` on when it is first taken; whoever relies on that later
+  // leaves zeros. The device must be current.
   void reserve(size_t bytes, bool now, size_t zeroed);
   size_t bytes() const { return bytes_; }
 
@@ -90,6 +90,7 @@ class StreamMemory {
  private:
   using Pieces = std::map<std::pair<uint64_t, uint64_t>, Piece>;  // by stream and capture
 
+  bool is_captured() const;
   StreamBlock make() const;
   std::shared_ptr<DeviceBlock> cleared() const;
   void clear(DeviceBlock const& block, void* stream) const;

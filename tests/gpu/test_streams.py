@@ -317,7 +317,7 @@ def test_graph(torch: Any, how: str) -> None:
 
 
 def test_graph_of_a_new_shape(torch: Any) -> None:
-    """A plan may be made under capture, once its kernel has been loaded."""
+    """A plan may be made under capture, once its kernel has been loaded, and take memory for sums of slices of K."""
     ac.gemm(placed((37, 103), D.F16, 1), placed((103, 81), D.F16, 2))
     a, b = placed((137, 203), D.F16, 1), placed((203, 81), D.F16, 2)
     out = torch.empty(137, 81, dtype=torch.float16, device="cuda")

@@ -850,6 +850,7 @@ Launch Model::ragged(Kernel const& kernel, Extents const& e, Gpu const& gpu, int
   int64_t const steps = ceil_div(std::max<int64_t>(1, e.k), kernel.tile[2]);
   double const depth = double(ceil_div(steps, slices) * kernel.tile[2]), multiprocessors = double(gpu.multiprocessors);
   double const read = floor(kernel, e, of(c_.RAGGED_DRAM, c_.RAGGED_DRAM_ROWS) * dram(gpu));
+  double const stored = double(e.m) * double(e.n) * double(e.batch);
   Launch best{INFINITY};
   if (rows * leading >= kRaggedElements || std::max(e.lda, e.ldb) >= kRaggedLeading) return best;
   // Tiles have twice as many rows as there are few, at least: K is divided among warps elsewhere.
@@ -871,7 +872,8 @@ Launch Model::ragged(Kernel const& kernel, Extents const& e, Gpu const& gpu, int
                                         beside_it / of(c_.RAGGED_RATE, c_.RAGGED_ROWS_RATE));
     double const busy =
         (waves + std::ceil(waves)) / 2 * (each + of(c_.RAGGED_TILE_SECONDS, c_.RAGGED_TILE_ROWS_SECONDS));
-    double seconds = of(c_.RAGGED_LAUNCH_SECONDS, c_.RAGGED_LAUNCH_ROWS_SECONDS) + beside(busy, read);
+    double seconds = of(c_.RAGGED_LAUNCH_SECONDS, c_.RAGGED_LAUNCH_ROWS_SECONDS) + beside(busy, read) +
+                     stored * of(c_.RAGGED_STORED_SECONDS, c_.RAGGED_STORED_ROWS_SECONDS);
     if (slices > 1) {
       double const sums = double(tile * few_tile) * 4 * double(slices);
       seconds += of(c_.RAGGED_SPLIT_SECONDS, c_.RAGGED_SPLIT_ROWS_SECONDS) +
@@ -968,6 +970,12 @@ double Model::multistage(Kernel const& kernel, Extents const& e, Gpu const& gpu,
     double const sharing = std::clamp(double(tiles) / double(gpu.multiprocessors), 1.0, double(residents));
     double const step = c_.TWO_STAGE_STEP_SECONDS + sharing * c_.TWO_STAGE_SHARED_SECONDS;
     return std::max(1.0, double(tiles) / double(per_wave)) * (steps * step + c_.MULTISTAGE_TILE_SECONDS);
+  }
+  if (kernel.op == Op::kGemm && kernel.bits_a == 16 && kernel.capability == kHopper &&
+      std::min(kernel.align_a, kernel.align_b) == 2) {
+    // The thread blocks of a multiprocessor take turns: its instructions for loads are what limits them.
+    double const each = double(ceil_div(tiles, gpu.multiprocessors)) * steps * c_.PAIRS_STEP_SECONDS;
+    return each + c_.MULTISTAGE_TILE_SECONDS + double(slices - 1) * c_.TURN_SECONDS;
   }
   double const busy = std::min(1.0, double(tiles) / double(per_wave));
   double read = double(tile_m + tile_n) * k * double(kernel.bits_a) / 8 /

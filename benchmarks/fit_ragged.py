@@ -76,6 +76,8 @@ def losses(constants: Mapping[str, float], problems: Sequence[Timed]) -> tuple[f
             chosen = min(chosen, (launch.seconds, taken))
             if taken <= NEAR * least:
                 squares.append(math.log(launch.seconds / taken) ** 2)
+        if not chosen[1]:
+            raise ValueError(f"no launch that the model chooses was timed: {problem.layouts}, {problem.extents}")
         lost = chosen[1] / least - 1
         regret.append(lost)
         errors.append(math.log(chosen[0] / chosen[1]))

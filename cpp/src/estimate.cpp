@@ -96,6 +96,11 @@ double moved_bits(Kernel const& kernel, Extents const& e) {
 // Whether D is short along its columns, so that A is the operand that takes the time (GemmFewSm90::turned).
 bool turned(Kernel const& kernel, int64_t m, int64_t n) { return kernel.b_along_k && !kernel.gated && n < m; }
 
+// Steps of K of a kernel for ragged few rows, whose rows begin anywhere in a vector (GemmRaggedSm80::Division).
+int64_t ragged_steps(Kernel const& kernel, int64_t k) {
+  return ceil_div(std::max<int64_t>(1, kernel.b_along_k ? k + kRaggedVector - 1 : k), kernel.tile[2]);
+}
+
 // One of so many slices of K, which a kernel treats as batches.
 Extents slice(Kernel const& kernel, Extents const& extents, int64_t slices) {
   Extents made = extents;
@@ -296,7 +301,7 @@ std::vector<int64_t> Model::slices(Kernel const& kernel, Extents const& extents,
   if (extents.divided != 0) return divisions(kernel, extents, gpu);
   std::vector<int64_t> found{1};
   if (kernel.mainloop == Mainloop::kRagged) {  // as many as have equal shares of its steps
-    int64_t const steps = ceil_div(extents.k, kernel.tile[2]);
+    int64_t const steps = ragged_steps(kernel, extents.k);
     int64_t const most = std::min({steps, kRaggedSplits, kRaggedGrid / extents.batch});
     for (int64_t count = 2; count <= most; ++count) {
       if (ceil_div(steps, ceil_div(steps, count)) == count) found.push_back(count);
@@ -847,12 +852,14 @@ Launch Model::ragged(Kernel const& kernel, Extents const& e, Gpu const& gpu, int
   int64_t const few_tiles = ceil_div(few, kernel.tile[1]), few_tile = std::min(few, kernel.tile[1]);
   // GemmRaggedSm80::width
   double const wide = few_tile <= 8 ? 8 : !along_k ? 16 : few_tile <= 32 ? 32 : 64;
-  int64_t const steps = ceil_div(std::max<int64_t>(1, e.k), kernel.tile[2]);
-  double const depth = double(ceil_div(steps, slices) * kernel.tile[2]), multiprocessors = double(gpu.multiprocessors);
+  double const depth = double(ceil_div(ragged_steps(kernel, e.k), slices) * kernel.tile[2]),
+               multiprocessors = double(gpu.multiprocessors);
   double const read = floor(kernel, e, of(c_.RAGGED_DRAM, c_.RAGGED_DRAM_ROWS) * dram(gpu));
   double const stored = double(e.m) * double(e.n) * double(e.batch);
   Launch best{INFINITY};
-  if (rows * leading >= kRaggedElements || std::max(e.lda, e.ldb) >= kRaggedLeading) return best;
+  // What GemmRaggedSm80::can_implement refuses.
+  int64_t const most = std::max(saturated(e.m, e.lda), saturated(along_k ? e.n : e.k, e.ldb));
+  if (most >= kRaggedElements || std::max(e.lda, e.ldb) >= kRaggedLeading) return best;
   // Tiles have twice as many rows as there are few, at least: K is divided among warps elsewhere.
   int64_t const least = std::max(kRaggedLeast, std::min(2 * few_tile, kRaggedMost));
   for (int64_t width = kRaggedMost; width >= least; width /= 2) {
@@ -860,7 +867,9 @@ Launch Model::ragged(Kernel const& kernel, Extents const& e, Gpu const& gpu, int
     int64_t const tile = along_k ? width : kRaggedWindow - kRaggedVector + shift;
     double const height = double(along_k ? width : kRaggedWindow);
     int64_t const tiles = ceil_div(ceil_div(rows, classes), tile) * classes;
-    if (tiles >= kRaggedGrid) continue;
+    // Batches that begin at odd elements have the smallest tiles.
+    int64_t const most_tiles = along_k ? tiles : ceil_div(rows, kRaggedWindow - kRaggedVector + 1);
+    if (most_tiles >= kRaggedGrid) continue;
     double const blocks = double(tiles * few_tiles) * double(e.batch) * double(slices);
     double const waves = std::max(1.0, blocks / (kRaggedBlocks * multiprocessors));
     // Bytes of weights, and what else takes as long as so many.

@@ -98,3 +98,38 @@ def test_chains_of_launches(key: KernelKey, torch: Any) -> None:
             graph.replay()
             torch.cuda.synchronize()
             assert_same_bits(out.view, wanted)
+
+
+@pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
+@pytest.mark.parametrize("n", [1024, 1026, 1028, 1031])
+def test_one_plan_reads_weights_at_other_addresses(key: KernelKey, n: int) -> None:
+    """What depends on an address must not be kept from the call before."""
+    m, k = 4, 1001 if key.layout_b == "r" else n - 1
+    extent = n * k
+    a = placed((m, k), key.a, 1)
+    values = placed((1, extent + 16), key.b, 2)[0]
+    out = Guarded((m, n), key.d)
+    plan = None
+    for offset in (1, 0, 8, 2, 3, 4, 5, 6, 7, 1):
+        b = values[offset : offset + extent]
+        b = b.view(k, n) if key.layout_b == "r" else b.view(n, k).mT
+        if plan is None:
+            problem = problem_of(a, b, out.view)
+            plan = from_candidate(problem, candidate_of(key, problem), PlanOptions(like=a))
+        assert_launches(plan, (a, b, None), out, math_mode=key.math)
+
+
+@pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
+@pytest.mark.parametrize("offset", range(1, 9))
+def test_infinities_stay_what_they_are(key: KernelKey, offset: int, torch: Any) -> None:
+    """The weights' first and last elements, of vectors that are not theirs alone, meet the few rows' as others do."""
+    m, n, k = 3, 77, 101
+    a, b = placed((m, k), key.a, 1), placed((k, n), key.b, 2, layout=key.layout_b, offset=offset)
+    b.fill_(1.0)
+    a[0, 0] = a[1, k - 1] = float("inf")
+    out = Guarded((m, n), key.d)
+    problem = problem_of(a, b, out.view)
+    plan = from_candidate(problem, candidate_of(key, problem), PlanOptions(like=a))
+    plan(a, b, None, out=out.view)
+    assert bool(torch.isposinf(out.view[:2]).all())
+    assert bool(torch.isfinite(out.view[2]).all())

@@ -37,7 +37,8 @@ struct GemmRaggedSm80 {
 
   static constexpr bool kAlongK = cutlass::platform::is_same<LayoutB, cutlass::layout::ColumnMajor>::value;
   static constexpr int kThreads = 256, kWarps = kThreads / 32, kMinBlocks = 2;
-  // Of two thread blocks: the rest is for the weights that are on their way, which go through the L1 cache.
+  // Two thread blocks of a multiprocessor have as much each: the rest is for the weights that are on their way, which
+  // go through the L1 cache.
   static constexpr int kSharedBytes = 64 * 1024;
   static constexpr int kClusterM = 1, kClusterN = 1, kClusterK = 1;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -47,12 +48,11 @@ struct GemmRaggedSm80 {
 #endif
   static constexpr int kVector = 8;  // elements of 16 bytes
   static constexpr int kFewTile = kAlongK ? 64 : 16;  // the most few rows of a thread block
-  static constexpr int kSums = kWarps * (kAlongK ? 16 : 64);  // rows of weights that all warps together have
+  static constexpr int kSums = kWarps * 16;  // rows of weights along K that all warps together have
   // Elements of K of a step: of a warp, and, of row-major weights, of all warps together.
   static constexpr int kStep = kAlongK ? 64 : 16 * kWarps;
   static constexpr int kWindow = 64;  // row-major weights: columns that a warp reads
   static constexpr int kMaxBlocks = 65535;  // the y and z extents of a grid
-  static constexpr int kMostK = 1 << 30;
   // Of a matrix: the numbers of its vectors have 32 bits, those of a step beyond its end too.
   static constexpr int64_t kMostLeading = int64_t(1) << 27, kMostElements = int64_t(1) << 34;
 
@@ -70,7 +70,7 @@ struct GemmRaggedSm80 {
     int32_t rows, few_rows, k, batch;
     int32_t classes;  // of rows (kAlongK)
     int32_t tile, tiles;  // rows of weights of a thread block, and tiles of them
-    int32_t first;  // row-major weights: columns that the first tile lacks
+    int32_t begins;  // row-major weights: the columns among which the first tile begins
     int32_t few_tiles;
     int32_t k_warps;  // that divide a thread block's part of K (kAlongK)
     int32_t splits, steps, split_steps;  // thread blocks that divide K; steps of all of it and of one of them
@@ -104,11 +104,10 @@ struct GemmRaggedSm80 {
                 : args.width == 0;
     // Elements of a vector belong to one row of weights, or two.
     bool const is_long = args.k >= kVector && (kAlongK || args.n >= kVector);
-    return is_long && args.m > 0 && args.n > 0 && args.k <= kMostK && args.batch > 0 &&
-           args.split_k * args.batch <= kMaxBlocks && is_aligned(args.a) && is_aligned(args.b) &&
-           args.lda < kMostLeading && args.ldb < kMostLeading && args.m * args.lda < kMostElements &&
-           (kAlongK ? args.n : args.k) * args.ldb < kMostElements && is_width && args.split_k > 0 &&
-           Division(args).tiles <= kMaxBlocks && Division(args).most_chunk(args) > 0;
+    return is_long && args.m > 0 && args.n > 0 && args.batch > 0 && int64_t(args.split_k) * args.batch <= kMaxBlocks &&
+           is_aligned(args.a) && is_aligned(args.b) && args.lda < kMostLeading && args.ldb < kMostLeading &&
+           args.m * args.lda < kMostElements && (kAlongK ? args.n : args.k) * args.ldb < kMostElements && is_width &&
+           args.split_k > 0 && Division(args).tiles <= kMaxBlocks && Division(args).most_chunk(args) > 0;
   }
 
   // How the thread blocks divide a problem.
@@ -135,9 +134,9 @@ struct GemmRaggedSm80 {
         steps = int32_t(ceil_div(int64_t(args.k) + kVector - 1, kStep));
       } else {
         classes = k_warps = 1;
-        // Windows begin at vectors, tiles anywhere: a window has room for every shift of its tile. Tiles begin up to
-        // `shift` columns before the matrix (`first`), so that they shift by multiples of that only; no matter where
-        // the matrix begins, they are as many.
+        // Windows begin at vectors, tiles anywhere: a window has room for every shift of its tile. The first
+        // begins less than `shift` columns before the matrix, so that tiles shift by multiples of that only; no matter
+        // where the matrix begins, they are as many.
         if (args.batch > 1) {
           while (args.batch_stride_b % shift != 0) shift /= 2;
         }
@@ -213,7 +212,7 @@ struct GemmRaggedSm80 {
     result.classes = made.classes;
     result.tile = made.tile;
     result.tiles = made.tiles;
-    result.first = int32_t(reinterpret_cast<uint64_t>(args.b) / sizeof(Element) % made.begins);
+    result.begins = made.begins;
     result.few_tiles = made.few_tiles;
     result.k_warps = made.k_warps;
     result.splits = made.splits;
@@ -248,7 +247,39 @@ struct GemmRaggedSm80 {
   }
 
  private:
-  // The weights as vectors of memory, wherever their rows begin; nothing beside them is read.
+  // What a thread block computes. Found again wherever it is needed: else it would take registers all the time, and so
+  // its own place in the grid is read in a way that the compiler does not take for the same.
+  struct Place {
+    int batch, few_begin, few;
+    int unit, split;  // its tile of this batch and these few rows, of all that are added up, and its part of K
+    int row;  // the first row of weights (kAlongK: and of the class, of which the next one is `classes` further)
+    int first_step, end_step;
+
+    CUTLASS_DEVICE explicit Place(Params const& params) {
+      uint32_t x, y, z;
+      asm volatile("mov.u32 %0, %%ctaid.x;\nmov.u32 %1, %%ctaid.y;\nmov.u32 %2, %%ctaid.z;"
+                   : "=r"(x), "=r"(y), "=r"(z));
+      few_begin = int(x) * kFewTile;
+      few = min(params.few_rows - few_begin, kFewTile);
+      batch = int(z) / params.splits;
+      split = int(z) - batch * params.splits;
+      unit = (batch * params.tiles + int(y)) * params.few_tiles + int(x);
+      first_step = split * params.split_steps;
+      end_step = min(first_step + params.split_steps, params.steps);
+      if constexpr (kAlongK) {
+        int const of_class = int(y) % params.classes, tile = int(y) / params.classes;
+        row = tile * params.tile * params.classes + of_class;
+      } else {
+        // By the address, of which parameters that are kept for other addresses must not know.
+        uint32_t const element = uint32_t(reinterpret_cast<uint64_t>(params.weights) / sizeof(Element));
+        row = int(y) * params.tile - int(element % uint32_t(params.begins));
+        if (row >= params.rows) end_step = first_step;
+      }
+    }
+  };
+
+  // The weights as vectors of memory, wherever their rows begin; nothing before the first element and behind the last
+  // one is read.
   struct Matrix {
     uint4 const* vectors;  // from the one on in which the matrix begins
     uint32_t lead;  // elements of that one which lie before the matrix
@@ -263,16 +294,38 @@ struct GemmRaggedSm80 {
       whole = uint32_t(elements / kVector) - first;
     }
 
-    // A vector, which is read once and would only drive the few rows out of the L1 cache; zeros unless all of it lies
-    // in the matrix.
-    CUTLASS_DEVICE uint4 load(uint32_t index, bool wanted) const {
+    // A vector, which is read once; zeros where it is not the matrix's. Not by the path for memory that nobody writes
+    // (`nc`): the launch before may write it while this one has begun.
+    CUTLASS_DEVICE uint4 load(Params const& params, uint32_t index, bool wanted) const {
       uint4 found{};
-      if (wanted && index - first < whole) {
-        asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
-                     : "l"(vectors + index));
+      if (wanted) {
+        if (index - first < whole) {
+          asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                       : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
+                       : "l"(vectors + index));
+        } else {
+          found = partial(params, index);
+        }
       }
       return found;
+    }
+
+    // A vector in which the matrix begins or ends, element by element: this is rare, and is to take few registers.
+    CUTLASS_DEVICE static uint4 partial(Params const& params, uint32_t index) {
+      Place const place(params);
+      Element const* const begin = params.weights + place.batch * params.weights_batch;
+      Element const* const end = begin + ((kAlongK ? params.rows : params.k) - 1) * params.weights_leading +
+                                 (kAlongK ? params.k : params.rows);
+      auto const* const at =
+          reinterpret_cast<Element const*>(reinterpret_cast<uint64_t>(begin) / 16 * 16) + int64_t(index) * kVector;
+      uint64_t low = 0, high = 0;
+#pragma unroll 1
+      for (int i = 0; i < kVector; ++i) {
+        if (at + i < begin || at + i >= end) continue;
+        uint64_t const element = uint64_t(reinterpret_cast<uint16_t const*>(at)[i]) << i % 4 * 16;
+        (i < 4 ? low : high) |= element;
+      }
+      return {uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32)};
     }
   };
 
@@ -307,35 +360,6 @@ struct GemmRaggedSm80 {
     asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
 #endif
   }
-
-  // What a thread block computes. Found again wherever it is needed: else it would take registers all the time, and so
-  // its own place in the grid is read in a way that the compiler does not take for the same.
-  struct Place {
-    int batch, few_begin, few;
-    int unit, split;  // its tile of this batch and these few rows, of all that are added up, and its part of K
-    int row;  // the first row of weights (kAlongK: and of the class, of which the next one is `classes` further)
-    int first_step, end_step;
-
-    CUTLASS_DEVICE explicit Place(Params const& params) {
-      uint32_t x, y, z;
-      asm volatile("mov.u32 %0, %%ctaid.x;\nmov.u32 %1, %%ctaid.y;\nmov.u32 %2, %%ctaid.z;"
-                   : "=r"(x), "=r"(y), "=r"(z));
-      few_begin = int(x) * kFewTile;
-      few = min(params.few_rows - few_begin, kFewTile);
-      batch = int(z) / params.splits;
-      split = int(z) - batch * params.splits;
-      unit = (batch * params.tiles + int(y)) * params.few_tiles + int(x);
-      first_step = split * params.split_steps;
-      end_step = min(first_step + params.split_steps, params.steps);
-      if constexpr (kAlongK) {
-        int const of_class = int(y) % params.classes, tile = int(y) / params.classes;
-        row = tile * params.tile * params.classes + of_class;
-      } else {
-        row = int(y) * params.tile - params.first;
-        if (row >= params.rows) end_step = first_step;
-      }
-    }
-  };
 
   // A warp's weights. Along K: 16 rows of one class, of which a thread has two, 8 apart; of each step two vectors of
   // each row. Row-major: kWindow columns of 16 elements of K, each the 8th after the one before, of which a thread has
@@ -373,7 +397,7 @@ struct GemmRaggedSm80 {
     CUTLASS_DEVICE void load(Params const& params, bool wanted, uint4 (&vectors)[kVectors]) {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kVectors; ++i) {
-        vectors[i] = matrix.load(next + (kAlongK ? i / 2 * apart + i % 2 * 4 : i * apart), wanted);
+        vectors[i] = matrix.load(params, next + (kAlongK ? i / 2 * apart + i % 2 * 4 : i * apart), wanted);
       }
       next += kAlongK ? params.k_warps * (kStep / kVector) : kStep / kWarps * apart;
     }
@@ -385,7 +409,7 @@ struct GemmRaggedSm80 {
     int shift;  // elements that the weights' vectors begin before the row's
     uint32_t at;  // shared memory of the vectors as they lie; the others are at its beginning
 
-    // The vectors of a chunk of each row, and one more: rows begin between vectors.
+    // Of a chunk of each row, moved; as they lie one more.
     CUTLASS_DEVICE static int vectors(Params const& params) { return params.chunk * (kStep / kVector); }
 
     // Requests those of a chunk of K from a step on which have an element of it.
@@ -591,14 +615,6 @@ struct GemmRaggedSm80 {
     Place const place(params);
     // Four neighbours of a thread at once. A window has more columns than a tile, which nobody stores.
     int const bits = 31 - __clz(height), count = height * place.few;
-    // Elements of the weights before their first whole vector, and behind the last one, which were loaded as zeros;
-    // found from numbers of elements as far as these tell a place in a vector.
-    uint32_t const begins = uint32_t(reinterpret_cast<uint64_t>(params.weights) / sizeof(Element)) +
-                            uint32_t(place.batch) * uint32_t(params.weights_batch);
-    uint32_t const ends = begins + uint32_t((kAlongK ? params.rows : params.k) - 1) * uint32_t(params.weights_leading) +
-                          uint32_t(kAlongK ? params.k : params.rows);
-    int const lead = place.first_step == 0 ? int((0 - begins) % kVector) : 0;
-    int const tail = place.end_step == params.steps ? int(ends % kVector) : 0;
     auto const of_warps = [&](int at) {
       int const other = at >> bits, row = at & (height - 1);
       float four[4] = {};
@@ -610,13 +626,6 @@ struct GemmRaggedSm80 {
         } else {
           CUTLASS_PRAGMA_UNROLL
           for (int j = 0; j < 4; ++j) four[j] += from[shifts[i] + j];
-        }
-      }
-      if (lead + tail > 0) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          four[j] +=
-              at_ends(params, place, place.few_begin + other, place.row + (row + j) * params.classes, lead, tail);
         }
       }
       return make_float4(four[0], four[1], four[2], four[3]);
@@ -655,29 +664,6 @@ struct GemmRaggedSm80 {
       }
       store_four(params, place, at >> bits, at & (height - 1), sum);
     }
-  }
-
-  // The products of the weights' first and last elements that are no whole vector of memory: up to 7 of one row each.
-  CUTLASS_DEVICE static float at_ends(Params const& params, Place const& place, int few, int row, int lead, int tail) {
-    Element const* const weights = params.weights + place.batch * params.weights_batch;
-    Element const* const a = params.few + place.batch * params.few_batch + few * params.few_leading;
-    float sum = 0.0f;
-    auto const add = [&](int k) {
-      int64_t const at = kAlongK ? row * params.weights_leading + k : k * params.weights_leading + row;
-      sum += float(weights[at]) * float(a[k]);
-    };
-    if constexpr (kAlongK) {
-      if (row == 0) {
-        for (int k = 0; k < lead; ++k) add(k);
-      }
-      if (row == params.rows - 1) {
-        for (int k = params.k - tail; k < params.k; ++k) add(k);
-      }
-    } else {
-      if (row >= 0 && row < lead) add(0);
-      if (row >= params.rows - tail && row < params.rows) add(params.k - 1);
-    }
-    return sum;
   }
 
   // Sums of four neighbours of a tile, for one of the few rows.

@@ -205,8 +205,10 @@ def _notes(
             "cluster share the few rows, told at launch"
         )
     elif best.key.mainloop == RAGGED:
-        rows = f"its tiles have {best.width} rows of weights, and " if best.width else ""
-        yield f"{rows}{best.split_k} thread blocks divide K, told at launch"
+        if best.width:
+            yield f"its tiles have {best.width} rows of weights, told at launch"
+        if best.split_k > 1:
+            yield f"{best.split_k} thread blocks divide K, told at launch"
     elif best.width:
         yield f"its tiles have {best.width} of at most {best.key.tile[1]} columns, told at launch"
     if note := search.note(best.formulation):

@@ -262,7 +262,7 @@ def fields_from(options: RequestOptions) -> dict[str, Any]:
 
 
 def sample_shape(key: KernelKey) -> GemmShape:
-    """Extents of more than a tile along M and N, but no whole number of tiles; aligned for every kernel."""
+    """Extents of more than a tile along M and N, but no whole number of tiles; aligned as every kernel needs it."""
     m, n, k = key.tile
     if key.mainloop == RAGGED:
         return GemmShape(n + 1, m + 17, 2 * k + 3)

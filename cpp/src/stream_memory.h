@@ -69,8 +69,8 @@ class StreamMemory {
   StreamMemory& operator=(StreamMemory const&) = delete;
 
   // Sets the size of every piece, before the first is taken, and allocates the first stream's if `now`, unless a graph
-  // is captured meanwhile. A piece is zeros from `zeroed` on when it is first taken; whoever relies on that later
-  // leaves zeros. The device must be current.
+  // captures the framework's current stream. A piece is zeros from `zeroed` on when it is first taken; whoever relies
+  // on that later leaves zeros. The device must be current.
   void reserve(size_t bytes, bool now, size_t zeroed);
   size_t bytes() const { return bytes_; }
 

@@ -294,13 +294,14 @@ struct GemmRaggedSm80 {
       whole = uint32_t(elements / kVector) - first;
     }
 
-    CUTLASS_DEVICE bool is_whole(uint32_t index) const { return index - first < whole; }
+    // Whether the matrix begins or ends in a vector.
+    CUTLASS_DEVICE bool is_partial(uint32_t index) const { return index + 1 == first || index - first == whole; }
 
     // A vector, which is read once; zeros unless all of it lies in the matrix. Not by the path for memory that nobody
     // writes (`nc`): the launch before may write it while this one has begun.
     CUTLASS_DEVICE uint4 load(uint32_t index, bool wanted) const {
       uint4 found{};
-      if (wanted && is_whole(index)) {
+      if (wanted && index - first < whole) {
         asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
                      : "l"(vectors + index));
@@ -394,17 +395,17 @@ struct GemmRaggedSm80 {
     // Loads the warp's next step, if `wanted`, and what follows the end of K, too; zeros where no matrix is left.
     CUTLASS_DEVICE void load(Params const& params, bool wanted, uint4 (&vectors)[kVectors]) {
       auto const at = [&](int i) { return next + (kAlongK ? i / 2 * apart + i % 2 * 4 : i * apart); };
-      bool all_whole = true;
+      bool is_partial = false;
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kVectors; ++i) {
         vectors[i] = matrix.load(at(i), wanted);
-        all_whole &= matrix.is_whole(at(i));
+        is_partial |= matrix.is_partial(at(i));
       }
       // One branch for all of them, which is hardly ever taken, so that nothing stands between the loads.
-      if (wanted && !all_whole) {
+      if (wanted && is_partial) {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kVectors; ++i) {
-          if (!matrix.is_whole(at(i))) vectors[i] = Matrix::partial(params, at(i));
+          if (matrix.is_partial(at(i))) vectors[i] = Matrix::partial(params, at(i));
         }
       }
       next += kAlongK ? params.k_warps * (kStep / kVector) : kStep / kWarps * apart;

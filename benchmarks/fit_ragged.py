@@ -39,12 +39,12 @@ SPREAD = 0.15
 
 @dataclass(frozen=True)
 class Timed:
-    """A problem and the seconds of its launches, by the thread blocks that divide K and the width."""
+    """A problem and the seconds of its launches: by who divide K, the few rows of a tile and its width."""
 
     layouts: str
     extents: tuple[int, ...]
     device: Device
-    seconds: Mapping[tuple[int, int], float]
+    seconds: Mapping[tuple[int, int, int], float]
 
 
 def read(path: Path) -> list[Timed]:
@@ -54,7 +54,8 @@ def read(path: Path) -> list[Timed]:
     made = []
     for row in found["rows"]:
         m, n, k = row["shape"]
-        seconds = {(split, width): us / 1e6 for split, width, us in row["all"]}
+        # Files from before a launch chose the few rows of a tile have three columns.
+        seconds = {(split, few[0] if few else 1, width): us / 1e6 for split, *few, width, us in row["all"]}
         extents = (m, n, k, 1, k, k if row["layout"] == "rc" else n, 0, 0)
         made.append(Timed(row["layout"], extents, device, seconds))
     return made
@@ -68,9 +69,9 @@ def losses(constants: Mapping[str, float], problems: Sequence[Timed]) -> tuple[f
         key = gemm_ragged_sm80.cell(SmArch.SM90A, CutlassDtype.BF16, problem.layouts)
         kernel, least = estimate.kernel_of(key), min(problem.seconds.values())
         chosen, squares = (math.inf, 0.0), []
-        for split in sorted({split for split, _ in problem.seconds}):
+        for split in sorted({split for split, *_ in problem.seconds}):
             launch = model.launch(kernel, problem.extents, problem.device, shared_memory(key), split)
-            taken = problem.seconds.get((split, launch.width))
+            taken = problem.seconds.get((split, launch.swizzle, launch.width))
             if taken is None:
                 continue
             chosen = min(chosen, (launch.seconds, taken))

@@ -2,8 +2,8 @@
 
     python benchmarks/ragged_launches.py --seed 340 --classes "few rows=30,mid=10" --out launches.json
 
-A launch chooses how many thread blocks divide K and the rows of weights in a tile. `fit_ragged.py` fits the model's
-constants to such files. It needs a GPU and a table that has the kernels.
+A launch chooses how many thread blocks divide K, the rows of weights in a tile, and its most few rows.
+`fit_ragged.py` fits the model's constants to such files. It needs a GPU and a table that has the kernels.
 """
 
 from __future__ import annotations
@@ -71,8 +71,11 @@ def measured(shape: Shape, layouts: str, pool: Pool, device: Device) -> dict[str
 
     return {
         "layout": layouts, "shape": [shape.m, shape.n, shape.k], "torch": us(medians[TORCH]),
-        "other": us(medians.get(OTHER)), "chosen": [chosen.split_k, chosen.width, us(seconds[0]), us(chosen.seconds)],
-        "all": [[launch.split_k, launch.width, us(seconds[place])] for place, launch in enumerate(launches)],
+        "other": us(medians.get(OTHER)),
+        "chosen": [chosen.split_k, chosen.swizzle, chosen.width, us(seconds[0]), us(chosen.seconds)],
+        "all": [
+            [launch.split_k, launch.swizzle, launch.width, us(seconds[place])] for place, launch in enumerate(launches)
+        ],
     }  # fmt: skip
 
 
@@ -92,7 +95,7 @@ def main() -> int:
         name, _, count = text.partition("=")
         drawn += draw([name], int(count), arguments.seed, aligned=False)
     pool = Pool(torch.bfloat16, Pool.elements(drawn, device.l2_bytes, 2))
-    values = {"date": now(), "machine": machine(), "columns of all": ["split_k", "width", "us"]}
+    values = {"date": now(), "machine": machine(), "columns of all": ["split_k", "swizzle", "width", "us"]}
     head, lines = json.dumps(values, indent=1)[:-2], []
     start = time.monotonic()
     for shape, layouts in ((shape, layouts) for shape in drawn for layouts in ("rc", "rr")):

@@ -68,8 +68,19 @@ def supports(key: KernelKey) -> Status:
     return OK
 
 
+FEW_TILES = (64, 32, 8)
+"""The most few rows of a tile that a launch may choose (`swizzle` of its arguments) where B is contiguous along K."""
+
+
+def few_tiles(key: KernelKey, few: int) -> tuple[int, ...]:
+    """The few rows of a tile that a launch may choose for so many; 1 stands for the most."""
+    if key.layout_b == ROW:
+        return (1,)
+    return (1, *(tile for tile in FEW_TILES[1:] if tile < few))
+
+
 def widths(key: KernelKey, few: int) -> tuple[int, ...]:
-    """The widths that a launch may choose for so many few rows; (0,) where there is one."""
+    """The widths that a launch may choose for so many few rows of a tile; (0,) where there is one."""
     if key.layout_b == ROW:
         return (0,)
     return tuple(width for width in WIDTHS if width >= min(2 * few, WIDTHS[0]))

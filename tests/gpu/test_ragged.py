@@ -67,10 +67,12 @@ def test_any_problem(key: KernelKey) -> None:
 def test_every_division(key: KernelKey) -> None:
     """How K and the weights are divided decides in which order sums are added up, and no more."""
     for m, n, k in ((1, 9, 9), (5, 1031, 1601), (16, 333, 4099), (40, 777, 2047), (64, 200, 911), (100, 129, 1025)):
-        for width in gemm_ragged_sm80.widths(key, min(m, n)):
-            for split in (1, 2, 3, 5, 8, 64):
-                plan, arrays, out = made(key, m, n, k, random.Random(m * width + split), width=width, split_k=split)
-                assert_launches(plan, arrays, out, math_mode=key.math)
+        for few in gemm_ragged_sm80.few_tiles(key, min(m, n)):
+            for width in gemm_ragged_sm80.widths(key, few if few > 1 else min(m, n)):
+                for split in (1, 2, 3, 5, 8, 64):
+                    rng = random.Random(m * width + split)
+                    plan, arrays, out = made(key, m, n, k, rng, swizzle=few, width=width, split_k=split)
+                    assert_launches(plan, arrays, out, math_mode=key.math)
 
 
 @pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
@@ -78,6 +80,9 @@ def test_divisions_that_no_kernel_has_are_refused(key: KernelKey) -> None:
     for width in (8, 48, 256) if key.layout_b == "c" else (16, 64):
         with pytest.raises(ac.UnsupportedError):
             made(key, 4, 333, 1001, random.Random(1), width=width)
+    if key.layout_b == "c":
+        with pytest.raises(ac.UnsupportedError):
+            made(key, 40, 333, 1001, random.Random(1), swizzle=16)
 
 
 @pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)

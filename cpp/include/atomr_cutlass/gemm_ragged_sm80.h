@@ -71,7 +71,7 @@ struct GemmRaggedSm80 {
     int32_t classes;  // of rows (kAlongK)
     int32_t tile, tiles;  // rows of weights of a thread block, and tiles of them
     int32_t begins;  // row-major weights: the columns among which the first tile begins
-    int32_t few_tiles;
+    int32_t few_tile, few_tiles;
     int32_t k_warps;  // that divide a thread block's part of K (kAlongK)
     int32_t splits, steps, split_steps;  // thread blocks that divide K; steps of all of it and of one of them
     int32_t chunk;  // steps of which the few rows are in shared memory at once
@@ -96,18 +96,24 @@ struct GemmRaggedSm80 {
 
   static int64_t smaller(Args const& args) { return turned(args) ? args.n : args.m; }
 
-  // K is divided among `split_k` thread blocks; `width` is the rows of weights of a tile where K is contiguous.
+  // The most few rows of a thread block.
+  static int few_tile(Args const& args) { return kAlongK && args.swizzle > 1 ? args.swizzle : kFewTile; }
+
+  // K is divided among `split_k` thread blocks. Where it is contiguous, `width` is the rows of weights of a tile and
+  // `swizzle`, if more than 1, its few rows.
   static bool can_implement(Args const& args) {
     auto const is_aligned = [](void const* pointer) { return reinterpret_cast<uint64_t>(pointer) % 2 == 0; };
     bool const is_width =
         kAlongK ? args.width == 0 || args.width == 16 || args.width == 32 || args.width == 64 || args.width == kSums
                 : args.width == 0;
+    bool const is_few_tile =
+        args.swizzle <= 1 || (kAlongK && (args.swizzle == 8 || args.swizzle == 32 || args.swizzle == 64));
     // Elements of a vector belong to one row of weights, or two.
     bool const is_long = args.k >= kVector && (kAlongK || args.n >= kVector);
     return is_long && args.m > 0 && args.n > 0 && args.batch > 0 && int64_t(args.split_k) * args.batch <= kMaxBlocks &&
            is_aligned(args.a) && is_aligned(args.b) && args.lda < kMostLeading && args.ldb < kMostLeading &&
            args.m * args.lda < kMostElements && (kAlongK ? args.n : args.k) * args.ldb < kMostElements && is_width &&
-           args.split_k > 0 && Division(args).tiles <= kMaxBlocks && Division(args).most_chunk(args) > 0;
+           is_few_tile && args.split_k > 0 && Division(args).tiles <= kMaxBlocks && Division(args).most_chunk(args) > 0;
   }
 
   // How the thread blocks divide a problem.
@@ -124,7 +130,7 @@ struct GemmRaggedSm80 {
       int64_t const rows = turn ? args.m : args.n, leading = turn ? args.lda : args.ldb;
       int32_t shift = kVector;  // the power of 2 by which rows shift against a vector
       while (leading % shift != 0) shift /= 2;
-      few_tiles = int32_t(ceil_div(smaller(args), kFewTile));
+      few_tiles = int32_t(ceil_div(smaller(args), few_tile(args)));
       if constexpr (kAlongK) {
         classes = kVector / shift;
         tile = args.width == 0 ? kSums : args.width;
@@ -162,7 +168,7 @@ struct GemmRaggedSm80 {
       }
       return chunk;
     }
-    static int64_t few(Args const& args) { return smaller(args) < kFewTile ? smaller(args) : kFewTile; }
+    static int64_t few(Args const& args) { return cutlass::platform::min(smaller(args), int64_t(few_tile(args))); }
     int64_t blocks(Args const& args) const { return int64_t(tiles) * few_tiles * args.batch; }
     // Sums of one of those that divide K.
     int64_t room(Args const& args) const { return (kAlongK ? tile : kWindow) * few(args); }
@@ -213,6 +219,7 @@ struct GemmRaggedSm80 {
     result.tile = made.tile;
     result.tiles = made.tiles;
     result.begins = made.begins;
+    result.few_tile = few_tile(args);
     result.few_tiles = made.few_tiles;
     result.k_warps = made.k_warps;
     result.splits = made.splits;
@@ -259,8 +266,8 @@ struct GemmRaggedSm80 {
       uint32_t x, y, z;
       asm volatile("mov.u32 %0, %%ctaid.x;\nmov.u32 %1, %%ctaid.y;\nmov.u32 %2, %%ctaid.z;"
                    : "=r"(x), "=r"(y), "=r"(z));
-      few_begin = int(x) * kFewTile;
-      few = min(params.few_rows - few_begin, kFewTile);
+      few_begin = int(x) * params.few_tile;
+      few = min(params.few_rows - few_begin, params.few_tile);
       batch = int(z) / params.splits;
       split = int(z) - batch * params.splits;
       unit = (batch * params.tiles + int(y)) * params.few_tiles + int(x);
@@ -502,7 +509,7 @@ struct GemmRaggedSm80 {
   };
 
   CUTLASS_DEVICE static int pitch(Params const& params) { return pitch(params.chunk); }
-  CUTLASS_DEVICE static int most_few(Params const& params) { return min(params.few_rows, kFewTile); }
+  CUTLASS_DEVICE static int most_few(Params const& params) { return min(params.few_rows, params.few_tile); }
 
   template <int kFew>
   CUTLASS_DEVICE static void compute(Params const& params, char* shared) {

@@ -206,7 +206,8 @@ def _notes(
         )
     elif best.key.mainloop == RAGGED:
         if best.width:
-            yield f"its tiles have {best.width} rows of weights, told at launch"
+            few = f" and at most {best.swizzle} of the few rows" if best.swizzle > 1 else ""
+            yield f"its tiles have {best.width} rows of weights{few}, told at launch"
         if best.split_k > 1:
             yield f"{best.split_k} thread blocks divide K, told at launch"
     elif best.width:

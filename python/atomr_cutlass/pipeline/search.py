@@ -47,7 +47,8 @@ class Candidate(Generic[F]):
         swizzle, raster: for the persistent scheduler (sm90 generation); see cpp/src/tile_scheduler.h.
         width: columns of a tile (of D^T: rows of D), for kernels whose launch chooses them; 0 for others. For kernels
             of few rows it is the rows of weights in a tile, and the swizzle is the thread blocks that share the few
-            rows, or 0 for sums in the order of K; for those of ragged few rows the width is likewise.
+            rows, or 0 for sums in the order of K; for those of ragged few rows the width is likewise, and the
+            swizzle, if more than 1, the few rows of a tile.
         tuned: whether a record of `tuning` chose the kernel, not the model.
         named: whether a user has named the kernel (`heuristics`).
     """

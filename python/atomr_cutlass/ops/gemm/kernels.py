@@ -144,7 +144,12 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         slices = STREAM_K_SLICES if stream_k else of_model
         made = super().launches(candidate)
         if candidate.key.mainloop == RAGGED:
-            made = (dataclasses.replace(candidate, width=width) for width in self.widths(candidate))
+            few = min(candidate.formulation.m, candidate.formulation.n)
+            made = (
+                dataclasses.replace(candidate, swizzle=tile, width=width)
+                for tile in gemm_ragged_sm80.few_tiles(candidate.key, few)
+                for width in gemm_ragged_sm80.widths(candidate.key, min(few, tile) if tile > 1 else few)
+            )
         if candidate.key.mainloop == FEW:
             shares = (IN_ORDER,) if self.batch_invariant else gemm_few_sm90.shares(candidate.key)
             pairs = itertools.product(shares, self.widths(candidate))
@@ -155,7 +160,9 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         if candidate.key.mainloop == FEW:
             return gemm_few_sm90.widths(candidate.key, candidate.formulation.m)
         if candidate.key.mainloop == RAGGED:
-            return gemm_ragged_sm80.widths(candidate.key, min(candidate.formulation.m, candidate.formulation.n))
+            few = min(candidate.formulation.m, candidate.formulation.n)
+            least = gemm_ragged_sm80.few_tiles(candidate.key, few)[-1]
+            return gemm_ragged_sm80.widths(candidate.key, min(few, least) if least > 1 else few)
         return gemm_sm90.widths(candidate.key) or super().widths(candidate)
 
     def least(self, candidate: GemmCandidate) -> float:

@@ -102,10 +102,20 @@ def test_k_is_divided_until_the_gpu_is_busy(layouts: str) -> None:
 def test_launches_are_every_width_and_division() -> None:
     search = GemmSearch(dense(20, 1025, 2001), H200)
     found = next(each for each in select.rank(search) if each.key.mainloop == RAGGED)
-    launches = {(each.split_k, each.width) for each in search.launches(found)}
-    assert {width for _, width in launches} == {64, 128}  # at least twice as many rows of weights as there are few
-    assert {split for split, _ in launches} >= {1, 2, 4, 8, 16}
+    launches = {(each.split_k, each.swizzle, each.width) for each in search.launches(found)}
+    tiles = {(few, width) for _, few, width in launches}  # at least twice as many rows of weights as there are few
+    assert tiles == {(1, 64), (1, 128), (8, 16), (8, 32), (8, 64), (8, 128)}
+    assert {split for split, *_ in launches} >= {1, 2, 4, 8, 16}
     assert {width for key in [cell(SmArch.SM90A, D.BF16, "rr")] for width in widths(key, 20)} == {0}
+
+
+@pytest.mark.usefixtures("full_table")
+@pytest.mark.parametrize(("size", "few"), [(111, 8), (409, 32)])
+def test_small_squares_have_small_tiles(size: int, few: int) -> None:
+    """All multiprocessors are to be busy: with 64 few rows, 111x111x111 has four thread blocks, or eight."""
+    chosen = select.choose(GemmSearch(dense(size, size, size), H200), backend="prebuilt")
+    assert (chosen.key.mainloop, chosen.swizzle) == (RAGGED, few)
+    assert chosen.width > few
 
 
 def test_batch_invariant_calls_are_served_by_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,11 +97,9 @@ double moved_bits(Kernel const& kernel, Extents const& e) {
 // Whether D is short along its columns, so that A is the operand that takes the time (GemmFewSm90::turned).
 bool turned(Kernel const& kernel, int64_t m, int64_t n) { return kernel.b_along_k && !kernel.gated && n < m; }
 
-// Steps of K of a kernel for operands that begin anywhere; of ragged few rows K does, too, in a vector
-// (GemmRaggedSm80::Division).
+// Steps of K of a kernel for ragged few rows, whose rows begin anywhere in a vector (GemmRaggedSm80::Division).
 int64_t ragged_steps(Kernel const& kernel, int64_t k) {
-  bool const shifted = kernel.mainloop == Mainloop::kRagged && kernel.b_along_k;
-  return ceil_div(std::max<int64_t>(1, shifted ? k + kRaggedVector - 1 : k), kernel.tile[2]);
+  return ceil_div(std::max<int64_t>(1, kernel.b_along_k ? k + kRaggedVector - 1 : k), kernel.tile[2]);
 }
 
 // One of so many slices of K, which a kernel treats as batches.
@@ -303,7 +301,7 @@ Launch Model::best(Kernel const& kernel, Extents const& extents, Gpu const& gpu,
 std::vector<int64_t> Model::slices(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const {
   if (extents.divided != 0) return divisions(kernel, extents, gpu);
   std::vector<int64_t> found{1};
-  if (kernel.reads_unaligned()) {  // as many as have equal shares of its steps
+  if (kernel.mainloop == Mainloop::kRagged) {  // as many as have equal shares of its steps
     int64_t const steps = ragged_steps(kernel, extents.k);
     int64_t const most = std::min({steps, kRaggedSplits, kRaggedGrid / extents.batch});
     for (int64_t count = 2; count <= most; ++count) {
@@ -355,7 +353,6 @@ Launch Model::product(Kernel const& kernel, Extents const& extents, Gpu const& g
                       int64_t slices) const {
   if (kernel.mainloop == Mainloop::kFew) return few(kernel, extents, gpu, slices == kInOrder);
   if (kernel.mainloop == Mainloop::kRagged) return ragged(kernel, extents, gpu, slices);
-  if (kernel.mainloop == Mainloop::kUnaligned) return unaligned(kernel, extents, gpu, slices);
   if (kernel.mainloop == Mainloop::kSplit) return {split(kernel, extents, gpu)};
   Launch made{0.0, slices};
   if (kernel.generation == Generation::kSm80) {
@@ -905,31 +902,6 @@ Launch Model::ragged(Kernel const& kernel, Extents const& e, Gpu const& gpu, int
     }
   }
   return best;
-}
-
-// For operands that begin anywhere, with K divided among so many thread blocks.
-Launch Model::unaligned(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64_t slices) const {
-  // What GemmUnalignedSm80::can_implement refuses.
-  int64_t const most =
-      std::max(saturated(kernel.a_along_k ? e.m : e.k, e.lda), saturated(kernel.b_along_k ? e.n : e.k, e.ldb));
-  if (most >= kRaggedElements || std::max(e.lda, e.ldb) >= kRaggedLeading) return {INFINITY};
-  double const tiles = double(ceil_div(e.m, kernel.tile[0])) * double(ceil_div(e.n, kernel.tile[1])) * double(e.batch);
-  double const multiprocessors = double(gpu.multiprocessors), blocks = tiles * double(slices);
-  double const steps = double(ceil_div(ragged_steps(kernel, e.k), slices));
-  // Lines that a step moves, of a whole tile 1.
-  auto const share = [](int64_t extent, int64_t tile) { return double(std::min(extent, tile)) / double(tile); };
-  double const lines = (share(e.m, kernel.tile[0]) + share(e.n, kernel.tile[1])) / 2;
-  double const waves = std::max(1.0, blocks / (kRaggedBlocks * multiprocessors));
-  double const beside_it = std::clamp(blocks / multiprocessors, 1.0, kRaggedBlocks);
-  double const step = std::max(c_.UNALIGNED_STEP_SECONDS,
-                               beside_it * (c_.UNALIGNED_SHARED_SECONDS + c_.UNALIGNED_LINES_SECONDS * lines));
-  double const busy = (waves + std::ceil(waves)) / 2 * (steps * step + c_.UNALIGNED_TILE_SECONDS);
-  double seconds = c_.UNALIGNED_LAUNCH_SECONDS + beside(busy, floor(kernel, e, c_.UNALIGNED_DRAM * dram(gpu)));
-  if (slices > 1) {
-    double const sums = double(kernel.tile[0] * kernel.tile[1]) * 4 * share(e.m, kernel.tile[0]) * double(slices);
-    seconds += c_.UNALIGNED_SPLIT_SECONDS + sums / c_.UNALIGNED_SUMS_BYTES_PER_SECOND;
-  }
-  return {seconds, slices};
 }
 
 // Seconds of a kernel that shares out K.

@@ -53,10 +53,10 @@ def read(path: Path) -> list[Timed]:
     device = DEVICES[found["machine"]["gpu"]]
     made = []
     for row in found["rows"]:
-        m, n, k = row["shape"]
-        # Files from before a launch chose the few rows of a tile have three columns.
+        m, n, k, *batch = row["shape"]
+        # Files from before a launch chose the few rows of a tile have three columns, and products without a batch.
         seconds = {(split, few[0] if few else 1, width): us / 1e6 for split, *few, width, us in row["all"]}
-        extents = (m, n, k, 1, k, k if row["layout"] == "rc" else n, 0, 0)
+        extents = (m, n, k, *(batch or [1]), k, k if row["layout"] == "rc" else n, 0, 0)
         made.append(Timed(row["layout"], extents, device, seconds))
     return made
 

@@ -70,7 +70,7 @@ def measured(shape: Shape, layouts: str, pool: Pool, device: Device) -> dict[str
         return None if value is None else round(value * 1e6, 2)
 
     return {
-        "layout": layouts, "shape": [shape.m, shape.n, shape.k], "torch": us(medians[TORCH]),
+        "layout": layouts, "shape": [shape.m, shape.n, shape.k, shape.batch], "torch": us(medians[TORCH]),
         "other": us(medians.get(OTHER)),
         "chosen": [chosen.split_k, chosen.swizzle, chosen.width, us(seconds[0]), us(chosen.seconds)],
         "all": [

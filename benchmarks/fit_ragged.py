@@ -39,7 +39,7 @@ SPREAD = 0.15
 
 @dataclass(frozen=True)
 class Timed:
-    """A problem and the seconds of its launches: by who divide K, the few rows of a tile and its width."""
+    """A problem, and the seconds of its launches by the thread blocks that divide K, few rows of a tile, and width."""
 
     layouts: str
     extents: tuple[int, ...]

@@ -29,7 +29,6 @@ constexpr int64_t kManyRows = 96;  // of GemmFewSm90's: more take FEW_MANY times
 constexpr int64_t kMostRagged = 512;  // few rows that kernels for ragged operands are considered for
 // GemmRaggedSm80's kVector, kWindow, and the least rows of a tile and the most that all warps have.
 constexpr int64_t kRaggedVector = 8, kRaggedWindow = 64, kRaggedLeast = 16, kRaggedMost = 128;
-constexpr double kRaggedL2 = 5e12;  // bytes a second of weights that thread blocks read again
 constexpr double kRaggedBlocks = 2;  // thread blocks of a multiprocessor at once
 // kMaxBlocks, kMostElements and kMostLeading there
 constexpr int64_t kRaggedGrid = 65535, kRaggedElements = int64_t(1) << 34, kRaggedLeading = int64_t(1) << 27;
@@ -858,47 +857,52 @@ Launch Model::ragged(Kernel const& kernel, Extents const& e, Gpu const& gpu, int
   // What GemmRaggedSm80::can_implement refuses.
   int64_t const most = std::max(saturated(e.m, e.lda), saturated(along_k ? e.n : e.k, e.ldb));
   if (most >= kRaggedElements || std::max(e.lda, e.ldb) >= kRaggedLeading) return best;
-  for (int64_t const most_few : {kernel.tile[1], int64_t(32), int64_t(8)}) {
-    if (most_few != kernel.tile[1] && (!along_k || most_few >= few)) continue;
+  // Seconds with tiles of so many few rows at most, and, where K is contiguous, rows of weights.
+  auto const estimated = [&](int64_t most_few, int64_t width) {
     int64_t const few_tiles = ceil_div(few, most_few), few_tile = std::min(few, most_few);
     // GemmRaggedSm80::width
     double const wide = few_tile <= 8 ? 8 : !along_k ? 16 : few_tile <= 32 ? 32 : 64;
-    // Each of them reads the weights, from L2 where others have.
-    double const again = double(rows) * double(e.k) * 2 * double(e.batch) * double(few_tiles) / kRaggedL2;
+    int64_t const classes = along_k ? kRaggedVector / shift : 1;
+    int64_t const tile = along_k ? width : kRaggedWindow - kRaggedVector + shift;
+    double const height = double(along_k ? width : kRaggedWindow);
+    int64_t const tiles = ceil_div(ceil_div(rows, classes), tile) * classes;
+    // Batches that begin at odd elements have the smallest tiles.
+    int64_t const most_tiles = along_k ? tiles : ceil_div(rows, kRaggedWindow - kRaggedVector + 1);
+    if (most_tiles >= kRaggedGrid) return double(INFINITY);
+    double const blocks = double(tiles * few_tiles) * double(e.batch) * double(slices);
+    double const waves = std::max(1.0, blocks / (kRaggedBlocks * multiprocessors));
+    // Bytes of weights, and what else takes as long as so many.
+    double const work = depth * 2 *
+                        (height + of(c_.RAGGED_FEW, c_.RAGGED_FEW_ROWS) * double(few_tile) +
+                         of(c_.RAGGED_PRODUCTS, c_.RAGGED_PRODUCTS_ROWS) * height * wide / 8);
+    double const beside_it = std::clamp(blocks / multiprocessors, 1.0, kRaggedBlocks);
+    double const each = work * std::max(1 / of(c_.RAGGED_BLOCK_RATE, c_.RAGGED_BLOCK_ROWS_RATE),
+                                        beside_it / of(c_.RAGGED_RATE, c_.RAGGED_ROWS_RATE));
+    // Where K is contiguous warps divide it, too, and each of the few tiles reads the weights: from L2 where others
+    // have.
+    double const added = along_k ? double(kRaggedMost) / double(width) * c_.RAGGED_WARP_SECONDS : 0.0;
+    double const again = along_k ? double(rows) * double(e.k) * 2 * double(e.batch) * double(few_tiles) : 0.0;
+    double const busy =
+        (waves + std::ceil(waves)) / 2 * (each + added + of(c_.RAGGED_TILE_SECONDS, c_.RAGGED_TILE_ROWS_SECONDS));
+    double seconds = of(c_.RAGGED_LAUNCH_SECONDS, c_.RAGGED_LAUNCH_ROWS_SECONDS) +
+                     beside(busy, std::max(read, again / c_.RAGGED_L2_BYTES_PER_SECOND)) +
+                     stored * of(c_.RAGGED_STORED_SECONDS, c_.RAGGED_STORED_ROWS_SECONDS);
+    if (slices > 1) {
+      double const sums = double(tile * few_tile) * 4 * double(slices);
+      seconds += of(c_.RAGGED_SPLIT_SECONDS, c_.RAGGED_SPLIT_ROWS_SECONDS) +
+                 sums / of(c_.RAGGED_SUMS_BYTES_PER_SECOND, c_.RAGGED_SUMS_ROWS_BYTES_PER_SECOND);
+    }
+    return seconds;
+  };
+  if (!along_k) return {estimated(kernel.tile[1], 0), slices};
+  for (int64_t const most_few : {kernel.tile[1], int64_t(32), int64_t(8)}) {
+    if (most_few != kernel.tile[1] && most_few >= few) continue;
     // Tiles have twice as many rows as there are few, at least: K is divided among warps elsewhere.
-    int64_t const least = std::max(kRaggedLeast, std::min(2 * few_tile, kRaggedMost));
+    int64_t const least = std::max(kRaggedLeast, std::min(2 * std::min(few, most_few), kRaggedMost));
     for (int64_t width = kRaggedMost; width >= least; width /= 2) {
-      int64_t const classes = along_k ? kRaggedVector / shift : 1;
-      int64_t const tile = along_k ? width : kRaggedWindow - kRaggedVector + shift;
-      double const height = double(along_k ? width : kRaggedWindow);
-      int64_t const tiles = ceil_div(ceil_div(rows, classes), tile) * classes;
-      // Batches that begin at odd elements have the smallest tiles.
-      int64_t const most_tiles = along_k ? tiles : ceil_div(rows, kRaggedWindow - kRaggedVector + 1);
-      if (most_tiles >= kRaggedGrid) continue;
-      double const blocks = double(tiles * few_tiles) * double(e.batch) * double(slices);
-      double const waves = std::max(1.0, blocks / (kRaggedBlocks * multiprocessors));
-      // Bytes of weights, and what else takes as long as so many.
-      double const work = depth * 2 *
-                          (height + of(c_.RAGGED_FEW, c_.RAGGED_FEW_ROWS) * double(few_tile) +
-                           of(c_.RAGGED_PRODUCTS, c_.RAGGED_PRODUCTS_ROWS) * height * wide / 8);
-      double const beside_it = std::clamp(blocks / multiprocessors, 1.0, kRaggedBlocks);
-      double const each = work * std::max(1 / of(c_.RAGGED_BLOCK_RATE, c_.RAGGED_BLOCK_ROWS_RATE),
-                                          beside_it / of(c_.RAGGED_RATE, c_.RAGGED_ROWS_RATE));
-      double const added = along_k ? double(kRaggedMost) / double(width) * c_.RAGGED_WARP_SECONDS : 0.0;
-      double const busy =
-          (waves + std::ceil(waves)) / 2 * (each + added + of(c_.RAGGED_TILE_SECONDS, c_.RAGGED_TILE_ROWS_SECONDS));
-      double seconds = of(c_.RAGGED_LAUNCH_SECONDS, c_.RAGGED_LAUNCH_ROWS_SECONDS) +
-                       beside(busy, along_k ? std::max(read, again) : read) +
-                       stored * of(c_.RAGGED_STORED_SECONDS, c_.RAGGED_STORED_ROWS_SECONDS);
-      if (slices > 1) {
-        double const sums = double(tile * few_tile) * 4 * double(slices);
-        seconds += of(c_.RAGGED_SPLIT_SECONDS, c_.RAGGED_SPLIT_ROWS_SECONDS) +
-                   sums / of(c_.RAGGED_SUMS_BYTES_PER_SECOND, c_.RAGGED_SUMS_ROWS_BYTES_PER_SECOND);
-      }
-      if (seconds < best.seconds) {
-        best = {seconds, slices, most_few == kernel.tile[1] ? 1 : most_few, kHeuristic, along_k ? width : 0};
-      }
-      if (!along_k) break;
+      double const seconds = estimated(most_few, width);
+      if (seconds >= best.seconds) continue;
+      best = {seconds, slices, most_few == kernel.tile[1] ? 1 : most_few, kHeuristic, width};
     }
   }
   return best;

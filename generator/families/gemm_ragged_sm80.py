@@ -19,6 +19,9 @@ TILES = {COLUMN: (128, 64, 64), ROW: (64, 16, 128)}
 WIDTHS = (128, 64, 32, 16)
 """Rows of weights in a tile that a launch may choose (`width` of its arguments) where B is contiguous along K."""
 
+FEW_TILES = (32, 8)
+"""Few rows of a tile that a launch may choose there besides the most (`swizzle` of its arguments)."""
+
 
 def cell(arch: SmArch, a: D, layouts: str, *, d: D | None = None) -> KernelKey:
     """A key of the family.
@@ -68,22 +71,17 @@ def supports(key: KernelKey) -> Status:
     return OK
 
 
-FEW_TILES = (64, 32, 8)
-"""The most few rows of a tile that a launch may choose (`swizzle` of its arguments) where B is contiguous along K."""
+def tiles(key: KernelKey, few: int) -> tuple[tuple[int, int], ...]:
+    """The tiles that a launch may choose for so many few rows, each as `swizzle` and `width` of its arguments.
 
-
-def few_tiles(key: KernelKey, few: int) -> tuple[int, ...]:
-    """The few rows of a tile that a launch may choose for so many; 1 stands for the most."""
+    The swizzle is the few rows of a tile, or 1 for the most; the width its rows of weights, at least twice as many, or
+    0 where there is one.
+    """
     if key.layout_b == ROW:
-        return (1,)
-    return (1, *(tile for tile in FEW_TILES[1:] if tile < few))
-
-
-def widths(key: KernelKey, few: int) -> tuple[int, ...]:
-    """The widths that a launch may choose for so many few rows of a tile; (0,) where there is one."""
-    if key.layout_b == ROW:
-        return (0,)
-    return tuple(width for width in WIDTHS if width >= min(2 * few, WIDTHS[0]))
+        return ((1, 0),)
+    most = min(few, key.tile[1])
+    sizes = {1: most, **{size: size for size in FEW_TILES if size < few}}
+    return tuple((told, width) for told, rows in sizes.items() for width in WIDTHS if width >= min(2 * rows, WIDTHS[0]))
 
 
 def cells(arch: SmArch) -> Iterator[Cell]:

@@ -10,7 +10,7 @@ import fake_table
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch
 from atomr_cutlass.generator.families import gemm_ragged_sm80
-from atomr_cutlass.generator.families.gemm_ragged_sm80 import cell, widths
+from atomr_cutlass.generator.families.gemm_ragged_sm80 import cell, tiles
 from atomr_cutlass.generator.key import RAGGED
 from atomr_cutlass.generator.matrix import cells, family, preset_of, supports
 from atomr_cutlass.generator.render import render
@@ -103,10 +103,12 @@ def test_launches_are_every_width_and_division() -> None:
     search = GemmSearch(dense(20, 1025, 2001), H200)
     found = next(each for each in select.rank(search) if each.key.mainloop == RAGGED)
     launches = {(each.split_k, each.swizzle, each.width) for each in search.launches(found)}
-    tiles = {(few, width) for _, few, width in launches}  # at least twice as many rows of weights as there are few
-    assert tiles == {(1, 64), (1, 128), (8, 16), (8, 32), (8, 64), (8, 128)}
+    found_tiles = {
+        (few, width) for _, few, width in launches
+    }  # at least twice as many rows of weights as there are few
+    assert found_tiles == {(1, 64), (1, 128), (8, 16), (8, 32), (8, 64), (8, 128)}
     assert {split for split, *_ in launches} >= {1, 2, 4, 8, 16}
-    assert {width for key in [cell(SmArch.SM90A, D.BF16, "rr")] for width in widths(key, 20)} == {0}
+    assert {width for _, width in tiles(cell(SmArch.SM90A, D.BF16, "rr"), 20)} == {0}
 
 
 @pytest.mark.usefixtures("full_table")

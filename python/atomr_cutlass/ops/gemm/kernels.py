@@ -144,12 +144,8 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         slices = STREAM_K_SLICES if stream_k else of_model
         made = super().launches(candidate)
         if candidate.key.mainloop == RAGGED:
-            few = min(candidate.formulation.m, candidate.formulation.n)
-            made = (
-                dataclasses.replace(candidate, swizzle=tile, width=width)
-                for tile in gemm_ragged_sm80.few_tiles(candidate.key, few)
-                for width in gemm_ragged_sm80.widths(candidate.key, min(few, tile) if tile > 1 else few)
-            )
+            tiles = _ragged_tiles(candidate)
+            made = (dataclasses.replace(candidate, swizzle=few, width=width) for few, width in tiles)
         if candidate.key.mainloop == FEW:
             shares = (IN_ORDER,) if self.batch_invariant else gemm_few_sm90.shares(candidate.key)
             pairs = itertools.product(shares, self.widths(candidate))
@@ -160,9 +156,7 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         if candidate.key.mainloop == FEW:
             return gemm_few_sm90.widths(candidate.key, candidate.formulation.m)
         if candidate.key.mainloop == RAGGED:
-            few = min(candidate.formulation.m, candidate.formulation.n)
-            least = gemm_ragged_sm80.few_tiles(candidate.key, few)[-1]
-            return gemm_ragged_sm80.widths(candidate.key, min(few, least) if least > 1 else few)
+            return list(dict.fromkeys(width for _, width in _ragged_tiles(candidate)))
         return gemm_sm90.widths(candidate.key) or super().widths(candidate)
 
     def least(self, candidate: GemmCandidate) -> float:
@@ -410,6 +404,11 @@ def _swapped(program: str) -> str | None:
         return lower.swapped(program)
     except ValueError:
         return None
+
+
+def _ragged_tiles(candidate: GemmCandidate) -> tuple[tuple[int, int], ...]:
+    few = min(candidate.formulation.m, candidate.formulation.n)
+    return gemm_ragged_sm80.tiles(candidate.key, few)
 
 
 def _has_scales(problem: GemmProblem) -> bool:

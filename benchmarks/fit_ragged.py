@@ -1,9 +1,10 @@
-"""Fits the model's constants of kernels for ragged few rows to timings of all their launches.
+"""Fits the model's constants of kernels for operands that begin anywhere to timings of all their launches.
 
     cd benchmarks/results
     python ../fit_ragged.py 2026-11-29-h200-ragged-launches.json
+    python ../fit_ragged.py --mainloop unaligned 2026-11-29-h200-unaligned-launches.json
 
-`ragged_launches.py` writes such files. Constants that begin with RAGGED are changed at random, and what is better is
+`ragged_launches.py` writes such files. Constants that begin with RAGGED, or UNALIGNED, are changed at random, and what is better is
 kept: the estimate of the best width of each number of thread blocks that divide K should be its time, and the launch
 with the least estimate the fastest. Prints the constants, and what the choice loses. Nothing is launched.
 """
@@ -24,8 +25,8 @@ from fit_estimate import DEVICES
 from atomr_cutlass import _core
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
-from atomr_cutlass.generator.families import gemm_ragged_sm80
-from atomr_cutlass.generator.key import shared_memory
+from atomr_cutlass.generator.families import gemm_ragged_sm80, gemm_unaligned_sm80
+from atomr_cutlass.generator.key import RAGGED, UNALIGNED, shared_memory
 from atomr_cutlass.pipeline import estimate
 from atomr_cutlass.pipeline.devices import Device
 
@@ -35,6 +36,10 @@ CHANGED = 0.4
 """The share of the constants that are changed at once."""
 SPREAD = 0.15
 """By how much the logarithm of a constant is changed at first; less and less later."""
+
+
+CELL = {RAGGED: gemm_ragged_sm80.cell, UNALIGNED: gemm_unaligned_sm80.cell}
+"""The key of a kernel for few rows, or for any, by arch, type and layouts."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +66,14 @@ def read(path: Path) -> list[Timed]:
     return made
 
 
-def losses(constants: Mapping[str, float], problems: Sequence[Timed]) -> tuple[float, list[float], list[float]]:
+def losses(
+    mainloop: str, constants: Mapping[str, float], problems: Sequence[Timed]
+) -> tuple[float, list[float], list[float]]:
     """What is to be small; of each problem, what the choice loses, and the logarithm of its estimate over its time."""
     model = _core.TimeModel(dict(constants))
     total, regret, errors = 0.0, [], []
     for problem in problems:
-        key = gemm_ragged_sm80.cell(SmArch.SM90A, CutlassDtype.BF16, problem.layouts)
+        key = CELL[mainloop](SmArch.SM90A, CutlassDtype.BF16, problem.layouts)
         kernel, least = estimate.kernel_of(key), min(problem.seconds.values())
         chosen, squares = (math.inf, 0.0), []
         for split in sorted({split for split, *_ in problem.seconds}):
@@ -89,28 +96,33 @@ def losses(constants: Mapping[str, float], problems: Sequence[Timed]) -> tuple[f
 def main() -> int:
     """Fits and prints."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--mainloop", choices=tuple(CELL), default=RAGGED, help="of the kernels")
     parser.add_argument("files", nargs="+", type=Path, help="of launches")
     parser.add_argument("--steps", type=int, default=2000, help="changes that are tried for each layout")
     arguments = parser.parse_args()
     every = [problem for path in arguments.files for problem in read(path)]
     known = estimate.model.constants
     rng = np.random.default_rng(0)
-    for layouts in ("rc", "rr"):
-        problems = [problem for problem in every if problem.layouts == layouts]
-        names = [name for name in known if name.startswith("RAGGED") and ("_ROWS" in name) == (layouts == "rr")]
+    prefix = arguments.mainloop.upper()
+    # Those for few rows have constants for each layout.
+    for layouts in (("rc",), ("rr",)) if arguments.mainloop == RAGGED else (("rc", "rr"),):
+        problems = [problem for problem in every if problem.layouts in layouts]
+        names = [name for name in known if name.startswith(f"{prefix}_")]
+        if len(layouts) == 1:
+            names = [name for name in names if ("_ROWS" in name) == (layouts == ("rr",))]
         best = {name: float(known[name]) for name in names}
-        least = losses(best, problems)
+        least = losses(arguments.mainloop, best, problems)
         for step in range(arguments.steps):
             spread = SPREAD * 0.5 ** (4 * step / arguments.steps)
             changes = rng.normal(0, spread, len(names)) * (rng.random(len(names)) < CHANGED)
             tried = {name: best[name] * math.exp(change) for name, change in zip(names, changes, strict=True)}
-            found = losses(tried, problems)
+            found = losses(arguments.mainloop, tried, problems)
             if found[0] < least[0]:
                 best, least = tried, found
         _, regret, errors = least
         worst = sorted(regret)[math.ceil(0.95 * len(regret)) - 1]
         print(
-            f"{layouts}: {len(problems)} problems, the choice loses {statistics.mean(regret):.1%}, {worst:.1%} at the "
+            f"{', '.join(layouts)}: {len(problems)} problems, the choice loses {statistics.mean(regret):.1%}, {worst:.1%} at the "
             f"95th percentile; estimates are {statistics.mean(errors):+.1%} off, {statistics.pstdev(errors):.1%} spread"
         )
         for name in names:

@@ -1,4 +1,4 @@
-"""Times every launch of the kernels for ragged few rows, beside PyTorch and the best other kernel of the table.
+"""Times every launch of the kernels for operands that begin anywhere, beside PyTorch and the best other kernel.
 
     python benchmarks/ragged_launches.py --seed 340 --classes "few rows=30,mid=10" --out launches.json
 
@@ -24,7 +24,7 @@ from harness import QUICK_SECONDS, Burst, alternated, gpu
 from shapes import Shape, draw
 
 import atomr_cutlass as ac
-from atomr_cutlass.generator.key import RAGGED
+from atomr_cutlass.generator.key import RAGGED, UNALIGNED
 from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import select
@@ -38,18 +38,18 @@ TORCH, OTHER = -1, -2
 """The places of the other sides beside those of the launches."""
 
 
-def measured(shape: Shape, layouts: str, pool: Pool, device: Device) -> dict[str, Any] | None:
-    """Microseconds of a problem: `all` the launches of its ragged kernel, PyTorch and the best other kernel's.
+def measured(shape: Shape, layouts: str, mainloop: str, pool: Pool, device: Device) -> dict[str, Any] | None:
+    """Microseconds of a problem: `all` the launches of its kernel of a mainloop, PyTorch and the best other kernel's.
 
-    None where no ragged kernel of the table serves it.
+    None where no such kernel of the table serves it.
     """
     sets = pool.sets(shape, layouts, device.l2_bytes)
     case = gemm.Case("bf16", layouts, shape.m, shape.n, shape.k)
     problem = gemm.our_problem(case, sets[0])
     search = GemmSearch(problem, device)
     ranked = [candidate for candidate in select.rank(search) if candidate.info is not None]
-    chosen = next((candidate for candidate in ranked if candidate.key.mainloop == RAGGED), None)
-    other = next((candidate for candidate in ranked if candidate.key.mainloop != RAGGED), None)
+    chosen = next((candidate for candidate in ranked if candidate.key.mainloop == mainloop), None)
+    other = next((candidate for candidate in ranked if candidate.key.mainloop != mainloop), None)
     if chosen is None:
         return None
 
@@ -83,8 +83,10 @@ def main() -> int:
     """Measures and writes; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="JSON file for the launches")
+    parser.add_argument("--mainloop", choices=(RAGGED, UNALIGNED), default=RAGGED, help="for few rows, or for any")
     parser.add_argument("--seed", type=int, default=340, help="of the draw: an even one, since it is fitted to")
     parser.add_argument("--classes", default="few rows=30", help="of shapes, and how many")
+    parser.add_argument("--aligned", action="store_true", help="shapes whose rows begin at multiples of 16 bytes")
     parser.add_argument("--seconds", type=float, default=120, help="start no shape after so many seconds of timing")
     arguments = parser.parse_args()
     device = gpu(arguments.seed)
@@ -93,7 +95,7 @@ def main() -> int:
     drawn: list[Shape] = []
     for text in arguments.classes.split(","):
         name, _, count = text.partition("=")
-        drawn += draw([name], int(count), arguments.seed, aligned=False)
+        drawn += draw([name], int(count), arguments.seed, aligned=arguments.aligned)
     pool = Pool(torch.bfloat16, Pool.elements(drawn, device.l2_bytes, 2))
     values = {"date": now(), "machine": machine(), "columns of all": ["split_k", "swizzle", "width", "us"]}
     head, lines = json.dumps(values, indent=1)[:-2], []
@@ -103,7 +105,7 @@ def main() -> int:
             print("out of time", shape, layouts)
             continue
         try:
-            row = measured(shape, layouts, pool, device)
+            row = measured(shape, layouts, arguments.mainloop, pool, device)
         except (ac.CutlassError, RuntimeError) as error:
             print(shape, layouts, error, flush=True)
             continue

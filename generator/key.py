@@ -33,6 +33,9 @@ DIRECT = "direct"
 RAGGED = "ragged"
 """The mainloop of kernels for few rows or columns of D whose operands begin anywhere."""
 
+UNALIGNED = "unaligned"
+"""The mainloop of kernels for any D whose operands begin anywhere."""
+
 
 @dataclass(frozen=True)
 class KernelKey:
@@ -51,7 +54,7 @@ class KernelKey:
         cluster: thread block cluster.
         warps: warps along M, N, K (sm80 generation; (0, 0, 0) elsewhere).
         stages: mainloop stages; 0: as many as shared memory holds (CUTLASS 3.x).
-        mainloop: `multistage`, `twostage`, `direct` or `ragged` (sm80); `pingpong`, `cooperative`,
+        mainloop: `multistage`, `twostage`, `direct`, `ragged` or `unaligned` (sm80); `pingpong`, `cooperative`,
             `warpspecialized`, `few` or `split` (sm90); `1sm` or `2sm` (sm100).
         epilogue_schedule: `tma` or `nosmem` (CUTLASS 3.x); empty for sm80.
         scheduler: `identity` (sm80); `persistent` or `streamk` (CUTLASS 3.x); `fitted` (sm90): persistent, and
@@ -230,8 +233,8 @@ def _name_sm80(key: KernelKey) -> str:
         instruction = "".join(str(x) for x in instruction_shape(key))
         math = {"tf32": "tf32", "3xtf32": "3xtf32"}.get(key.math, "")
         core = f"{letter}{instruction}{math}{kind}"
-    if key.mainloop == RAGGED:
-        core += "_ragged"
+    if key.mainloop in (RAGGED, UNALIGNED):
+        core += f"_{key.mainloop}"
     operands = key.a.cutlass_name if key.a is key.b else f"{key.a.cutlass_name}_{key.b.cutlass_name}"
     layouts = "nhwc" if key.convolves else layout_letters(key.layout_a + key.layout_b)
     extra = [key.stride_support, {"": "", "depthwise": "depthwise"}.get(key.group_mode, f"{key.group_mode}group")]

@@ -32,6 +32,7 @@ constexpr int64_t kRaggedVector = 8, kRaggedWindow = 64, kRaggedLeast = 16, kRag
 constexpr double kRaggedBlocks = 2;  // thread blocks of a multiprocessor at once
 // kMaxBlocks, kMostElements and kMostLeading there
 constexpr int64_t kRaggedGrid = 65535, kRaggedElements = int64_t(1) << 34, kRaggedLeading = int64_t(1) << 27;
+constexpr int64_t kUnalignedVector = 8;  // elements
 constexpr int64_t kRaggedSplits = 64;  // thread blocks that divide K, at most
 constexpr double kFewNear = 1.6;  // times the fastest division: slower ones are not corrected
 constexpr double kFewRing = 200 * 1024.0;  // about the bytes of a thread block's stages
@@ -96,9 +97,11 @@ double moved_bits(Kernel const& kernel, Extents const& e) {
 // Whether D is short along its columns, so that A is the operand that takes the time (GemmFewSm90::turned).
 bool turned(Kernel const& kernel, int64_t m, int64_t n) { return kernel.b_along_k && !kernel.gated && n < m; }
 
-// Steps of K of a kernel for ragged few rows, whose rows begin anywhere in a vector (GemmRaggedSm80::Division).
+// Steps of K of a kernel for operands that begin anywhere; of ragged few rows K does, too, in a vector
+// (GemmRaggedSm80::Division).
 int64_t ragged_steps(Kernel const& kernel, int64_t k) {
-  return ceil_div(std::max<int64_t>(1, kernel.b_along_k ? k + kRaggedVector - 1 : k), kernel.tile[2]);
+  bool const shifted = kernel.mainloop == Mainloop::kRagged && kernel.b_along_k;
+  return ceil_div(std::max<int64_t>(1, shifted ? k + kRaggedVector - 1 : k), kernel.tile[2]);
 }
 
 // One of so many slices of K, which a kernel treats as batches.
@@ -300,7 +303,7 @@ Launch Model::best(Kernel const& kernel, Extents const& extents, Gpu const& gpu,
 std::vector<int64_t> Model::slices(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const {
   if (extents.divided != 0) return divisions(kernel, extents, gpu);
   std::vector<int64_t> found{1};
-  if (kernel.mainloop == Mainloop::kRagged) {  // as many as have equal shares of its steps
+  if (kernel.reads_unaligned()) {  // as many as have equal shares of its steps
     int64_t const steps = ragged_steps(kernel, extents.k);
     int64_t const most = std::min({steps, kRaggedSplits, kRaggedGrid / extents.batch});
     for (int64_t count = 2; count <= most; ++count) {
@@ -352,6 +355,7 @@ Launch Model::product(Kernel const& kernel, Extents const& extents, Gpu const& g
                       int64_t slices) const {
   if (kernel.mainloop == Mainloop::kFew) return few(kernel, extents, gpu, slices == kInOrder);
   if (kernel.mainloop == Mainloop::kRagged) return ragged(kernel, extents, gpu, slices);
+  if (kernel.mainloop == Mainloop::kUnaligned) return unaligned(kernel, extents, gpu, slices);
   if (kernel.mainloop == Mainloop::kSplit) return {split(kernel, extents, gpu)};
   Launch made{0.0, slices};
   if (kernel.generation == Generation::kSm80) {
@@ -904,6 +908,42 @@ Launch Model::ragged(Kernel const& kernel, Extents const& e, Gpu const& gpu, int
       if (seconds >= best.seconds) continue;
       best = {seconds, slices, most_few == kernel.tile[1] ? 1 : most_few, kHeuristic, width};
     }
+  }
+  return best;
+}
+
+// For operands that begin anywhere, with K divided among so many thread blocks.
+Launch Model::unaligned(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64_t slices) const {
+  double const multiprocessors = double(gpu.multiprocessors);
+  double const read = floor(kernel, e, c_.UNALIGNED_DRAM * dram(gpu));
+  // Seconds of loading an operand's lines of a step, by what loads them: vectors, words, or words that are shifted.
+  auto const loading = [&](int64_t leading) {
+    if (leading % kUnalignedVector == 0) return c_.UNALIGNED_VECTORS_SECONDS;
+    return leading % 2 == 0 ? c_.UNALIGNED_WORDS_SECONDS : c_.UNALIGNED_SHIFTED_SECONDS;
+  };
+  Launch best{INFINITY};
+  for (int64_t const tile : {kernel.tile[0], kernel.tile[0] / 2}) {  // GemmUnalignedSm80::kMostTile and kLeastTile
+    int64_t const step_k = kernel.tile[0] * kernel.tile[2] / tile;
+    double const tiles = double(ceil_div(e.m, tile)) * double(ceil_div(e.n, tile)) * double(e.batch);
+    double const blocks = tiles * double(slices), steps = double(ceil_div(ceil_div(e.k, step_k), slices));
+    if (double(ceil_div(e.n, tile)) > kRaggedGrid || double(e.batch) * double(slices) > kRaggedGrid) continue;
+    auto const share = [&](int64_t extent) { return double(std::min(extent, tile)) / double(tile); };
+    double const work = c_.UNALIGNED_SHARED_SECONDS * (tile == kernel.tile[0] ? 1.0 : 0.5) +
+                        share(e.m) * loading(e.lda) + share(e.n) * loading(e.ldb);
+    double const beside_it = std::clamp(blocks / multiprocessors, 1.0, kRaggedBlocks);
+    double const waves = std::max(1.0, blocks / (kRaggedBlocks * multiprocessors));
+    double const area = double(tile * tile) / double(kernel.tile[0] * kernel.tile[1]);
+    double const each = steps * std::max(c_.UNALIGNED_STEP_SECONDS, beside_it * work) + c_.UNALIGNED_TILE_SECONDS +
+                        beside_it * area * c_.UNALIGNED_STORED_SECONDS;
+    double const loaded = blocks * steps * double(tile * step_k) * 2 * (share(e.m) + share(e.n));
+    double const busy = (waves + std::ceil(waves)) / 2 * each;
+    double seconds = c_.UNALIGNED_LAUNCH_SECONDS +
+                     beside(busy, std::max(read, loaded / c_.UNALIGNED_L2_BYTES_PER_SECOND));
+    if (slices > 1) {
+      double const sums = double(tile * tile) * 4 * share(e.m) * double(slices);
+      seconds += c_.UNALIGNED_SPLIT_SECONDS + sums / c_.UNALIGNED_SUMS_BYTES_PER_SECOND;
+    }
+    if (seconds < best.seconds) best = {seconds, slices, 1, kHeuristic, tile};
   }
   return best;
 }

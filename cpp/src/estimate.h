@@ -41,7 +41,7 @@ struct Gpu {
 };
 
 enum class Generation { kSm80, kSm90, kSm100, kSm120 };
-enum class Mainloop { kOther, kFew, kRagged, kSplit, kPingpong, kTwoSm, kTwoStage };
+enum class Mainloop { kOther, kFew, kRagged, kUnaligned, kSplit, kPingpong, kTwoSm, kTwoStage };
 enum class Math { kDefault, kFast, kIeee, k3xTf32, kOther };
 
 // The properties of a kernel that the model uses: fields of its key.
@@ -81,6 +81,8 @@ struct Kernel {
   }
   // Kernels that serve few rows or columns of D alone.
   bool is_for_few() const { return mainloop == Mainloop::kFew || mainloop == Mainloop::kRagged; }
+  // Kernels whose operands begin anywhere, and that launch with K divided among thread blocks.
+  bool reads_unaligned() const { return mainloop == Mainloop::kRagged || mainloop == Mainloop::kUnaligned; }
   // Kernels that multiply by FFMA and DMMA.
   bool multiplies_alone() const { return generation == Generation::kSm80 && (math == Math::kIeee || f64); }
 };
@@ -198,6 +200,7 @@ class Model {
   FewCorrection::Inputs few_inputs(Kernel const& kernel, Extents const& extents, Gpu const& gpu,
                                    FewDivision const& made) const;
   Launch ragged(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t slices) const;
+  Launch unaligned(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t slices) const;
   double split(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
   double grouped(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes) const;
   Launch gemv(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t slices) const;

@@ -22,11 +22,11 @@ void check_row(int status, atomr_cutlass_row const* row, char const* doing) {
 }
 
 // Kernels whose tiles have one width do not read the one of their arguments, which estimates and records rest upon.
-// Those for few rows refuse themselves what they have no tiles of.
+// Those whose launches choose one refuse themselves what they have no tiles of.
 void check_width(atomr_cutlass_row const* row, ArgsLayout const& layout, void const* args) {
   ArgsField const* const field = layout.field("width");
   auto const is = [&](char const* kind) { return std::strstr(row->name, kind) != nullptr; };
-  if (field == nullptr || is("_fitted") || is("_few_") || is("_ragged_")) return;
+  if (field == nullptr || is("_fitted") || is("_few_") || is("_ragged_") || is("_unaligned_")) return;
   int32_t width = 0;
   std::memcpy(&width, static_cast<char const*>(args) + field->offset, sizeof(width));
   if (width == 0) return;

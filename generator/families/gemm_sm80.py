@@ -215,7 +215,7 @@ def _half_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
             for d in GEMM_OUTPUTS[a, a, "default"]:
                 smoke = a is D.BF16 and d is a
                 tier = DEFAULT if common and d in (a, D.F32) else FULL
-                rare = arch is SmArch.SM90A and not common and d is not a
+                rare = arch is SmArch.SM90A and not common  # operands are copied first
                 yield (
                     SMOKE if smoke and common else ON_DEMAND if rare else tier,
                     _gemm_sm80(arch, a, d, layouts, (1, 1, 1), (64, 64, 32), (2, 2, 1), 2),

@@ -17,8 +17,10 @@
 // in the workspace; the last one to do so adds them up in their order, so that results do not depend on which that is.
 #pragma once
 
+#include "atomr_cutlass/dependent.h"
 #include "atomr_cutlass/kernel_abi.h"
 #include "atomr_cutlass/rounding.h"
+#include "atomr_cutlass/unaligned.h"
 #include "cute/arch/util.hpp"
 #include "cutlass/array.h"
 #include "cutlass/cutlass.h"
@@ -174,14 +176,9 @@ struct GemmRaggedSm80 {
     int64_t room(Args const& args) const { return (kAlongK ? tile : kWindow) * few(args); }
   };
 
-  // Bytes of the counters, before the sums.
-  static uint64_t counters(int64_t blocks) { return uint64_t(ceil_div(blocks * 4, 256) * 256); }
-
   static uint64_t workspace_size(Args const& args) {
     Division const made(args);
-    int64_t const blocks = made.blocks(args);
-    if (made.splits <= 1) return 0;
-    return counters(blocks) + uint64_t(blocks * made.splits * made.room(args)) * sizeof(float);
+    return SumsWorkspace::size(made.blocks(args), made.splits, made.room(args));
   }
   // The counters are 0 before the first launch, and again after each.
   static void clear_range(Args const&, uint64_t& offset, uint64_t& bytes) { offset = bytes = 0; }
@@ -207,7 +204,7 @@ struct GemmRaggedSm80 {
     if (made.splits > 1) {
       auto* const workspace = static_cast<char*>(args.workspace);
       result.arrived = reinterpret_cast<uint32_t*>(workspace);
-      result.parts = reinterpret_cast<float*>(workspace + counters(made.blocks(args)));
+      result.parts = reinterpret_cast<float*>(workspace + SumsWorkspace::counters(made.blocks(args)));
     }
     result.alpha = float(args.alpha);
     result.beta = float(args.beta);
@@ -343,28 +340,6 @@ struct GemmRaggedSm80 {
       int const low = at + 2 * i, high = low + 1;
       words[i] &= (low >= first && low < end ? 0xffffu : 0u) | (high >= first && high < end ? 0xffff0000u : 0u);
     }
-  }
-
-  CUTLASS_DEVICE static void multiply(float (&sums)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1) {
-    if constexpr (cutlass::platform::is_same<Element, cutlass::half_t>::value) {
-      asm volatile(
-          "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-          "{%0, %1, %2, %3};"
-          : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    } else {
-      asm volatile(
-          "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-          "{%0, %1, %2, %3};"
-          : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    }
-  }
-
-  CUTLASS_DEVICE static void wait_for_launch_before() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-#endif
   }
 
   // A warp's weights. Along K: 16 rows of one class, of which a thread has two, 8 apart; of each step two vectors of
@@ -581,8 +556,8 @@ struct GemmRaggedSm80 {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kFew / 8; ++i) {
           uint4 const b = *reinterpret_cast<uint4 const*>(few + i * 8 * wide + half * 64);
-          multiply(sums[0][i], a[0], b.x, b.y);
-          multiply(sums[0][i], a[1], b.z, b.w);
+          multiply_16_8_16<Element>(sums[0][i], a[0], b.x, b.y);
+          multiply_16_8_16<Element>(sums[0][i], a[1], b.z, b.w);
         }
       }
     } else {
@@ -598,7 +573,7 @@ struct GemmRaggedSm80 {
       for (int i = 0; i < kFew / 8; ++i) {
         uint2 const b = *reinterpret_cast<uint2 const*>(few + i * 8 * wide);
         CUTLASS_PRAGMA_UNROLL
-        for (int tile = 0; tile < kTiles; ++tile) multiply(sums[tile][i], a[tile], b.x, b.y);
+        for (int tile = 0; tile < kTiles; ++tile) multiply_16_8_16<Element>(sums[tile][i], a[tile], b.x, b.y);
       }
     }
   }
@@ -660,17 +635,8 @@ struct GemmRaggedSm80 {
     for (int at = begin; at < count; at += kStride) {
       __stcg(reinterpret_cast<float4*>(parts + place.split * room + at), of_warps(at));
     }
-    __threadfence();
-    __syncthreads();
     auto* const last = reinterpret_cast<uint32_t*>(shared);
-    if (threadIdx.x == 0) {
-      uint32_t const before = atomicAdd(params.arrived + place.unit, 1u);
-      *last = before == uint32_t(params.splits - 1);
-      if (*last) params.arrived[place.unit] = 0;
-    }
-    __syncthreads();
-    if (*last == 0) return;
-    __threadfence();
+    if (!SumsWorkspace::is_last(params.arrived + place.unit, params.splits, last)) return;
     for (int at = begin; at < count; at += kStride) {
       float4 sum{};
 #pragma unroll 8

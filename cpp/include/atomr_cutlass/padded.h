@@ -2,6 +2,7 @@
 // are filled up with zeros. The arguments are those of a GEMM: A is m x k, its rows contiguous, and so is D.
 #pragma once
 
+#include "atomr_cutlass/dependent.h"
 #include "atomr_cutlass/kernel_abi.h"
 #include "cutlass/cutlass.h"
 #include "cutlass/numeric_types.h"
@@ -57,6 +58,7 @@ struct Padded {
   }
 
   CUTLASS_DEVICE static void run(Params const& params, char*) {
+    let_next_start_beside_few_blocks();
     Element const* const a = params.a + blockIdx.z * params.a_batch;
     Element const* const end = a + (params.rows - 1) * params.a_row + params.columns;
     uint4* const d = params.d + blockIdx.z * params.d_batch;

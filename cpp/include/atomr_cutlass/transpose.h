@@ -3,6 +3,7 @@
 // are filled up with zeros to whole vectors of 16 bytes, where they have as much room.
 #pragma once
 
+#include "atomr_cutlass/dependent.h"
 #include "atomr_cutlass/kernel_abi.h"
 #include "cutlass/cutlass.h"
 #include "cutlass/numeric_types.h"
@@ -69,6 +70,7 @@ struct Transpose {
   }
 
   CUTLASS_DEVICE static void run(Params const& params, char* shared) {
+    let_next_start_beside_few_blocks();
     auto* const tile = reinterpret_cast<uint32_t*>(shared);
     int const row = int(blockIdx.y) * kTile, column = int(blockIdx.x) * kTile;
     Read const* const a = params.a + blockIdx.z * params.a_batch + column / kRead;

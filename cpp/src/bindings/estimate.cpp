@@ -63,6 +63,7 @@ std::shared_ptr<Kernel> read_kernel(py::object const& key, bool common, int64_t 
                         text("generation"), Generation::kSm100);
   made->mainloop = named<Mainloop>({{"few", Mainloop::kFew},
                                     {"ragged", Mainloop::kRagged},
+                                    {"unaligned", Mainloop::kUnaligned},
                                     {"split", Mainloop::kSplit},
                                     {"pingpong", Mainloop::kPingpong},
                                     {"2sm", Mainloop::kTwoSm},

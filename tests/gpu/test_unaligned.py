@@ -16,6 +16,7 @@ import pytest
 from atomr_cutlass import SmArch
 from atomr_cutlass.arrays import operands
 from atomr_cutlass.generator.families import gemm_unaligned_sm80
+from atomr_cutlass.generator.key import COLUMN
 from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline.bindings import settled_operand
 from atomr_cutlass.pipeline.planning import PlanOptions
@@ -49,8 +50,11 @@ def made(
         return {"offset": offset // align * align, "pad": pad // align * align}
 
     n = math.ceil(n / key.align_b) * key.align_b
-    a = placed((*lead, m, k), key.a, 1, layout=key.layout_a, **anywhere())
-    b = placed((*lead, k, n), key.b, 2, layout=key.layout_b, **anywhere(key.align_b))
+    of_a, of_b, row_b = anywhere(), anywhere(key.align_b), k if key.layout_b == COLUMN else n
+    if not any(x % 8 for x in (of_a["offset"], k + of_a["pad"], of_b["offset"], row_b + of_b["pad"])):
+        of_a["offset"] = rng.choice((1, 2, 4))  # others serve what TMA reads
+    a = placed((*lead, m, k), key.a, 1, layout=key.layout_a, **of_a)
+    b = placed((*lead, k, n), key.b, 2, layout=key.layout_b, **of_b)
     c = placed((*lead, m, n), key.d, 3, **anywhere()) if beta else None
     out = Guarded((*lead, m, n), key.d, **anywhere())
     problem = problem_of(a, b, out.view, c)

@@ -151,17 +151,21 @@ struct GemmUnalignedSm80 {
     uint32_t const to = cute::cast_smem_ptr_to_uint(shared);
     Lines<0, kTile> a(params, place, int(blockIdx.x) * kTile, first);
     Lines<1, kTile> b(params, place, int(blockIdx.y) * kTile, first);
+    Behind<kTile> behind(params, a, b);
+    bool const is_behind_settled = behind.is_b ? params.settled[1] : params.settled[0];
 
     // What no launch that may be running writes is requested before that has ended. Loops, so that there is little
     // code, which has to be loaded, too.
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
       if (pass == 1) wait_for_launch_before();
+      if (is_behind_settled == (pass == 0)) behind.load_end(params, first);
 #pragma unroll 1
       for (int i = 0; i < kStages - 1; ++i) {
         bool const wanted = first + i < end;
         if (wanted && params.settled[0] == (pass == 0)) a.request(params, to + i * kStageBytes, first + i);
         if (wanted && params.settled[1] == (pass == 0)) b.request(params, to + i * kStageBytes, first + i);
+        if (wanted && is_behind_settled == (pass == 0)) behind.request(params, to + i * kStageBytes, first + i);
         if (pass == 1) commit();
       }
     }
@@ -182,12 +186,17 @@ struct GemmUnalignedSm80 {
       if (step + kStages - 1 < end) {
         a.request(params, to + requested, step + kStages - 1);
         b.request(params, to + requested, step + kStages - 1);
+        behind.request(params, to + requested, step + kStages - 1);
       }
       commit();
       if (multiplies) {
         uint32_t words_a[4][4], words_b[kColumns / 8][4];
         of_a.load(shared, used, words_a);
         of_b.load(shared, used, words_b);
+        if (int const of_k = params.k - step * GemmUnalignedSm80::step(kTile); of_k < GemmUnalignedSm80::step(kTile)) {
+          of_a.keep(of_k, part, words_a);
+          of_b.keep(of_k, part, words_b);
+        }
         CUTLASS_PRAGMA_UNROLL
         for (int half = 0; half < 2; ++half) {
           CUTLASS_PRAGMA_UNROLL
@@ -233,29 +242,55 @@ struct GemmUnalignedSm80 {
     return kLong ? line % 2 * 4 : line % 2 + line / 8 % 4 * 2;
   }
 
+  // Vectors and words of which `left` elements, at least one, are the line's; else zeros. A word may bring the element
+  // behind K as well, which is taken out of the fragments (Fragments::keep).
+  template <int kBytes>
+  CUTLASS_DEVICE static void copy_if(uint32_t at, char const* from, int left) {
+    int const bytes = left > 0 ? kBytes : 0;
+    if constexpr (kBytes == kVectorBytes) {
+      asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes)
+                   : "memory");
+    } else {
+      asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes)
+                   : "memory");
+    }
+  }
+
+  template <int kBytes>
+  CUTLASS_DEVICE static void copy(uint32_t at, char const* from) {
+    if constexpr (kBytes == kVectorBytes) {
+      asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+    } else {
+      asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
+    }
+  }
+
   // The lines of operand A (0) or B (1) that a thread block reads.
   template <int kOperand, int kTile>
   struct Lines {
     static constexpr bool kLong = kOperand == 0 || kAlongB;  // lines lie along K
     static constexpr int kStep = step(kTile);
 
+    Element const* tile;  // its first element, in the first step
     char const* next;  // what the thread requests of its first line, in the next step
-    char const* next_behind;  // the word behind a line, in the next step
-    uint32_t to, to_behind;  // where they go in a stage
+    uint32_t to;  // where it goes in a stage
     int extent;  // rows or columns of the tile
     int first;  // the thread's first line
     int begin;  // what it requests of each line, as elements from the step's, or tile's, beginning
     uint32_t parity;  // whether the tile's first row begins between words (bit 0)
     bool by_vectors;  // at once; else words
+    // The tile's last row, if it is the matrix's and one element alone of its last word belongs to it, so that no word is
+    // read there; else -1.
+    int end_row;
     bool is_shifted;  // whether any line may be
-    bool wants_behind;
 
     CUTLASS_DEVICE Lines(Params const& params, Place const& place, int of_tile, int first_step) {
       int64_t const leading = params.leading[kOperand], batch_stride = params.batch_strides[kOperand];
       Element const* const operand = params.operands[kOperand] + place.batch * batch_stride;
       // By the address, of which parameters that are kept for other addresses must not know.
       auto const address = reinterpret_cast<uint64_t>(operand);
-      by_vectors = (uint32_t(address) | uint32_t(leading * 2)) % kVectorBytes == 0;
+      int const along = kLong ? params.k : params.extents[kOperand];
+      by_vectors = (uint32_t(address) | uint32_t(leading * 2) | uint32_t(along * 2)) % kVectorBytes == 0;
       is_shifted = kLong && (uint32_t(address) | uint32_t(leading * 2)) % kWordBytes != 0;
       int const bytes = by_vectors ? kVectorBytes : kWordBytes, lanes = kLineBytes / bytes;
       first = int(threadIdx.x) / lanes;
@@ -265,20 +300,18 @@ struct GemmUnalignedSm80 {
       Element const* const at = operand + (kLong ? of_tile * leading + first_step * kStep
                                                  : of_tile + int64_t(first_step) * kStep * leading);
       parity = uint32_t(reinterpret_cast<uint64_t>(at) / 2);
+      tile = at;
       to = kOperand * kLinesBytes + first * kLineBytes + (x / 8 ^ exchanged<kLong>(first)) * kVectorBytes + x % 8 * 2;
-      int const behind = int(threadIdx.x) - kOperand * kLines;
       if constexpr (kLong) {
         begin = first / kTile * kLine + x - shift_of(params, first);
         next = reinterpret_cast<char const*>(at + first % kTile * leading + begin);
-        wants_behind = is_shifted && behind >= 0 && behind < kLines && behind % kTile < extent &&
-                       shift_of(params, behind) != 0;
-        next_behind = reinterpret_cast<char const*>(at + behind % kTile * leading + last_of(behind));
       } else {
         begin = x % kTile;
         first += x / kTile * kLines;
         next = reinterpret_cast<char const*>(at + first * leading + begin);
       }
-      to_behind = kBehind + kOperand * kBehindBytes + behind * kWordBytes;
+      bool const has_end = kLong && of_tile + kTile >= params.extents[kOperand] && !by_vectors;
+      end_row = has_end && (params.k + shift_of(params, extent - 1)) % 2 != 0 ? extent - 1 : -1;
     }
 
     // Elements of the first word of a line that lie before it.
@@ -294,20 +327,10 @@ struct GemmUnalignedSm80 {
       } else {
         request_by<kWordBytes>(leading, stage + to, of_k);
       }
-      if constexpr (kLong) {
-        if (wants_behind) {
-          int const behind = int(threadIdx.x) - kOperand * kLines;
-          copy_some<kWordBytes>(stage + to_behind, next_behind, of_k - last_of(behind));
-          next_behind += kStep * 2;
-        }
-      }
       next += kLong ? kStep * 2 : kStep * leading;
     }
 
    private:
-    // The last element of a line along K, from the step's beginning.
-    CUTLASS_DEVICE static int last_of(int line) { return line / kTile * kLine + kLine - 1; }
-
     template <int kBytes>
     CUTLASS_DEVICE void request_by(int64_t leading, uint32_t stage_to, int of_k) const {
       constexpr int kEach = kLines * kLineBytes / kBytes / kThreads, kApart = kLines / kEach;
@@ -328,35 +351,74 @@ struct GemmUnalignedSm80 {
 #pragma unroll kUnrolled
       for (int i = 0; i < kEach; ++i) {
         if constexpr (kLong) {
-          if (first % kTile + i % kRows * kApart < extent) {
-            copy_some<kBytes>(to_of(i), from(i), of_k - begin - i / kRows * kLine);
-          }
+          int const row = first % kTile + i % kRows * kApart, left = of_k - begin - i / kRows * kLine;
+          if (row < extent && (left != 1 || row != end_row)) copy_if<kBytes>(to_of(i), from(i), left);
         } else {
-          copy_some<kBytes>(to_of(i), from(i), first + further(i) < of_k ? extent - begin : 0);
+          copy_if<kBytes>(to_of(i), from(i), first + further(i) < of_k ? extent - begin : 0);
         }
       }
     }
+  };
 
-    // So many bytes, of which `left` elements are the operand's; zeros follow.
-    template <int kBytes>
-    CUTLASS_DEVICE static void copy_some(uint32_t at, char const* from, int left) {
-      int const bytes = max(0, min(left, kBytes / 2)) * 2;
-      if constexpr (kBytes == kVectorBytes) {
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes)
-                     : "memory");
+  // The words behind lines along K, and the matrices' last elements: one thread each for the lines of A, then of B.
+  template <int kTile>
+  struct Behind {
+    static constexpr int kStep = step(kTile);
+
+    char const* next;  // in the next step
+    uint32_t to;  // in a stage
+    uint32_t end;  // the matrix's last element, of the thread that has its row
+    int end_row;  // of its operand
+    bool is_b, wanted, has_end;
+
+    CUTLASS_DEVICE Behind(Params const& params, Lines<0, kTile> const& a, Lines<1, kTile> const& b) {
+      is_b = int(threadIdx.x) >= kLines;
+      end = 0;
+      if (is_b && kAlongB) {
+        find(params, b);
       } else {
-        asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes)
-                     : "memory");
+        find(params, a);
       }
+      if (int(threadIdx.x) >= (kAlongB ? 2 : 1) * kLines) wanted = has_end = false;
     }
 
-    template <int kBytes>
-    CUTLASS_DEVICE static void copy(uint32_t at, char const* from) {
-      if constexpr (kBytes == kVectorBytes) {
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
-      } else {
-        asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
-      }
+    // Before the requests of the thread's operand, which starts at the first step.
+    CUTLASS_DEVICE void load_end(Params const& params, int first_step) {
+      // From the word behind the first step's line to element K - 1.
+      if (has_end) end = *reinterpret_cast<uint16_t const*>(next + 2 * (params.k - 1 - first_step * kStep - last()));
+    }
+
+    CUTLASS_DEVICE void request(Params const& params, uint32_t stage, int step) {
+      int const of_k = params.k - step * kStep, left = of_k - last();
+      if (wanted && (left != 1 || line() % kTile != end_row)) copy_if<kWordBytes>(stage + to, next, left);
+      next += kStep * 2;
+      if (has_end && of_k <= kStep) store_end(stage, of_k - 1);
+    }
+
+   private:
+    CUTLASS_DEVICE static int line() { return int(threadIdx.x) % kLines; }
+    // The last element of the line, from the step's beginning.
+    CUTLASS_DEVICE static int last() { return line() / kTile * kLine + kLine - 1; }
+
+    template <int kOperand>
+    CUTLASS_DEVICE void find(Params const& params, Lines<kOperand, kTile> const& lines) {
+      bool const is_row = line() % kTile < lines.extent;
+      wanted = is_row && lines.is_shifted && lines.shift_of(params, line()) != 0;
+      end_row = lines.end_row;
+      has_end = line() == end_row;
+      next = reinterpret_cast<char const*>(lines.tile) +
+             2 * (line() % kTile * params.leading[kOperand] + last());
+      to = kBehind + (kOperand * kLines + line()) * kWordBytes;
+    }
+
+    // The element `at` of the step's.
+    CUTLASS_DEVICE void store_end(uint32_t stage, int at) const {
+      int const of_line = at / kLine * kTile + end_row, word = (at % kLine + (wanted ? 1 : 0)) / 2;
+      uint32_t const to_end = word == kLine / 2 ? kBehind + of_line * kWordBytes
+                                                : of_line * kLineBytes + (word / 4 ^ exchanged<true>(of_line)) * kVectorBytes +
+                                                      word % 4 * kWordBytes;
+      uint32_t const of_b = word == kLine / 2 ? kBehindBytes : kLinesBytes;
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(stage + to_end + (is_b ? of_b : 0)), "r"(end) : "memory");
     }
   };
 
@@ -388,6 +450,19 @@ struct GemmUnalignedSm80 {
         // Of matrix i lanes 8 i to 8 i + 7 have the addresses: of elements of K that lie where those of A do.
         int const line = in_line + lane % 8 / 2 * 8 + lane / 8 * 2 + lane % 2, vector = half * (kTile / 8) + begin / 8;
         at = kOperand * kLinesBytes + line * kLineBytes + (vector ^ exchanged<false>(line)) * kVectorBytes;
+      }
+    }
+
+    // Of lines along K, takes out what lies behind K, of which `of_k` elements are left.
+    CUTLASS_DEVICE static void keep(int of_k, int part, uint32_t (&words)[kEights][4]) {
+      if constexpr (!kLong) return;
+      int const first = part * kPart + int(threadIdx.x) % 4 * 8;
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        int const low = first + 2 * j;
+        uint32_t const kept = (low < of_k ? 0xffffu : 0u) | (low + 1 < of_k ? 0xffff0000u : 0u);
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kEights; ++i) words[i][j] &= kept;
       }
     }
 

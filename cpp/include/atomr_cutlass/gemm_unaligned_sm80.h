@@ -347,7 +347,8 @@ struct GemmUnalignedSm80 {
         for (int i = 0; i < kEach; ++i) copy<kBytes>(to_of(i), from(i));
         return;
       }
-      constexpr int kUnrolled = kAlongB ? kEach : 2;  // beside lines across K all at once would spill registers
+      // Of large tiles with lines across K all at once would spill registers.
+      constexpr int kUnrolled = kAlongB || kTile == kLeastTile ? kEach : 2;
 #pragma unroll kUnrolled
       for (int i = 0; i < kEach; ++i) {
         if constexpr (kLong) {
@@ -569,14 +570,23 @@ struct GemmUnalignedSm80 {
       __stcg(parts + place.split * kPairs + pair, of_warps(pair));
     }
     if (!SumsWorkspace::is_last(params.arrived + tile, params.splits, reinterpret_cast<uint32_t*>(shared))) return;
-    for (int pair = int(threadIdx.x); pair < count; pair += kThreads) {
-      float2 sum{};
-#pragma unroll 8
-      for (int i = 0; i < params.splits; ++i) {
+    // Many loads at once: they come from L2.
+    constexpr int kMine = kPairs / kThreads;
+    float2 sums_of_all[kMine] = {};
+#pragma unroll(16 / kMine)
+    for (int i = 0; i < params.splits; ++i) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kMine; ++j) {
+        int const pair = int(threadIdx.x) + j * kThreads;
+        if (pair >= count) continue;
         float2 const next = __ldcg(parts + i * kPairs + pair);
-        sum.x += next.x, sum.y += next.y;
+        sums_of_all[j].x += next.x, sums_of_all[j].y += next.y;
       }
-      store_pair(pair, sum);
+    }
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kMine; ++j) {
+      int const pair = int(threadIdx.x) + j * kThreads;
+      if (pair < count) store_pair(pair, sums_of_all[j]);
     }
   }
 };

@@ -637,14 +637,25 @@ struct GemmRaggedSm80 {
     }
     auto* const last = reinterpret_cast<uint32_t*>(shared);
     if (!SumsWorkspace::is_last(params.arrived + place.unit, params.splits, last)) return;
-    for (int at = begin; at < count; at += kStride) {
-      float4 sum{};
-#pragma unroll 8
+    // Eight loads at once: they come from L2.
+    constexpr int kAtOnce = kAlongK ? 4 : 1;
+    for (int at = begin; at < count; at += kAtOnce * kStride) {
+      float4 of_all[kAtOnce] = {};
+#pragma unroll(8 / kAtOnce)
       for (int i = 0; i < params.splits; ++i) {
-        float4 const next = __ldcg(reinterpret_cast<float4 const*>(parts + i * room + at));
-        sum.x += next.x, sum.y += next.y, sum.z += next.z, sum.w += next.w;
+        CUTLASS_PRAGMA_UNROLL
+        for (int j = 0; j < kAtOnce; ++j) {
+          int const here = at + j * kStride;
+          if (here >= count) continue;
+          float4 const next = __ldcg(reinterpret_cast<float4 const*>(parts + i * room + here));
+          of_all[j].x += next.x, of_all[j].y += next.y, of_all[j].z += next.z, of_all[j].w += next.w;
+        }
       }
-      store_four(params, place, at >> bits, at & (height - 1), sum);
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) {
+        int const here = at + j * kStride;
+        if (here < count) store_four(params, place, here >> bits, here & (height - 1), of_all[j]);
+      }
     }
   }
 

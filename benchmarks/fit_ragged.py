@@ -4,9 +4,9 @@
     python ../fit_ragged.py 2026-11-29-h200-ragged-launches.json
     python ../fit_ragged.py --mainloop unaligned 2026-11-29-h200-unaligned-launches.json
 
-`ragged_launches.py` writes such files. Constants that begin with RAGGED, or UNALIGNED, are changed at random, and what is better is
-kept: the estimate of the best width of each number of thread blocks that divide K should be its time, and the launch
-with the least estimate the fastest. Prints the constants, and what the choice loses. Nothing is launched.
+`ragged_launches.py` writes such files. Constants that begin with RAGGED, or UNALIGNED, are changed at random, and what
+is better is kept: the estimate of the best width of each number of thread blocks that divide K should be its time, and
+the launch with the least estimate the fastest. Prints the constants, and what the choice loses. Nothing is launched.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def main() -> int:
         _, regret, errors = least
         worst = sorted(regret)[math.ceil(0.95 * len(regret)) - 1]
         print(
-            f"{', '.join(layouts)}: {len(problems)} problems, the choice loses {statistics.mean(regret):.1%}, {worst:.1%} at the "
-            f"95th percentile; estimates are {statistics.mean(errors):+.1%} off, {statistics.pstdev(errors):.1%} spread"
+            f"{', '.join(layouts)}: {len(problems)} problems, the choice loses {statistics.mean(regret):.1%}, "
+            f"{worst:.1%} at the 95th percentile; estimates are {statistics.mean(errors):+.1%} off, {statistics.pstdev(errors):.1%} spread"
         )
         for name in names:
             print(f"CONSTANT({name}, {best[name]:.3g})")

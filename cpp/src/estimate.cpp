@@ -33,6 +33,7 @@ constexpr double kRaggedBlocks = 2;  // thread blocks of a multiprocessor at onc
 // kMaxBlocks, kMostElements and kMostLeading there
 constexpr int64_t kRaggedGrid = 65535, kRaggedElements = int64_t(1) << 34, kRaggedLeading = int64_t(1) << 27;
 constexpr int64_t kUnalignedVector = 8;  // elements
+constexpr int64_t kUnalignedK = int64_t(1) << 30;  // GemmUnalignedSm80::kMostK
 constexpr int64_t kRaggedSplits = 64;  // thread blocks that divide K, at most
 constexpr double kFewNear = 1.6;  // times the fastest division: slower ones are not corrected
 constexpr double kFewRing = 200 * 1024.0;  // about the bytes of a thread block's stages
@@ -922,6 +923,7 @@ Launch Model::unaligned(Kernel const& kernel, Extents const& e, Gpu const& gpu, 
     return leading % 2 == 0 ? c_.UNALIGNED_WORDS_SECONDS : c_.UNALIGNED_SHIFTED_SECONDS;
   };
   Launch best{INFINITY};
+  if (e.k > kUnalignedK) return best;
   for (int64_t const tile : {kernel.tile[0], kernel.tile[0] / 2}) {  // GemmUnalignedSm80::kMostTile and kLeastTile
     int64_t const step_k = kernel.tile[0] * kernel.tile[2] / tile;
     double const tiles = double(ceil_div(e.m, tile)) * double(ceil_div(e.n, tile)) * double(e.batch);
@@ -937,8 +939,8 @@ Launch Model::unaligned(Kernel const& kernel, Extents const& e, Gpu const& gpu, 
                         beside_it * area * c_.UNALIGNED_STORED_SECONDS;
     double const loaded = blocks * steps * double(tile * step_k) * 2 * (share(e.m) + share(e.n));
     double const busy = (waves + std::ceil(waves)) / 2 * each;
-    double seconds = c_.UNALIGNED_LAUNCH_SECONDS +
-                     beside(busy, std::max(read, loaded / c_.UNALIGNED_L2_BYTES_PER_SECOND));
+    double seconds =
+        c_.UNALIGNED_LAUNCH_SECONDS + beside(busy, std::max(read, loaded / c_.UNALIGNED_L2_BYTES_PER_SECOND));
     if (slices > 1) {
       double const sums = double(tile * tile) * 4 * share(e.m) * double(slices);
       seconds += c_.UNALIGNED_SPLIT_SECONDS + sums / c_.UNALIGNED_SUMS_BYTES_PER_SECOND;

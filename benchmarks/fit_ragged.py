@@ -123,7 +123,8 @@ def main() -> int:
         worst = sorted(regret)[math.ceil(0.95 * len(regret)) - 1]
         print(
             f"{', '.join(layouts)}: {len(problems)} problems, the choice loses {statistics.mean(regret):.1%}, "
-            f"{worst:.1%} at the 95th percentile; estimates are {statistics.mean(errors):+.1%} off, {statistics.pstdev(errors):.1%} spread"
+            f"{worst:.1%} at the 95th percentile; estimates are {statistics.mean(errors):+.1%} off, "
+            f"{statistics.pstdev(errors):.1%} spread"
         )
         for name in names:
             print(f"CONSTANT({name}, {best[name]:.3g})")

@@ -33,7 +33,7 @@ constexpr double kRaggedBlocks = 2;  // thread blocks of a multiprocessor at onc
 // kMaxBlocks, kMostElements and kMostLeading there
 constexpr int64_t kRaggedGrid = 65535, kRaggedElements = int64_t(1) << 34, kRaggedLeading = int64_t(1) << 27;
 constexpr int64_t kUnalignedVector = 8;  // elements
-constexpr int64_t kUnalignedK = int64_t(1) << 30;  // GemmUnalignedSm80::kMostK
+constexpr int64_t kUnalignedK = int64_t(1) << 30;  // the kernels count steps beyond the end of K in 32 bits, too
 constexpr int64_t kRaggedSplits = 64;  // thread blocks that divide K, at most
 constexpr double kFewNear = 1.6;  // times the fastest division: slower ones are not corrected
 constexpr double kFewRing = 200 * 1024.0;  // about the bytes of a thread block's stages

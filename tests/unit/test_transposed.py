@@ -160,7 +160,7 @@ def test_rows_of_odd_length_are_copied(extents: tuple[int, int, int], layouts: s
         (290, 15812, 7571, "rcr", {"a": False, "b": False}),
         (4397, 1815, 13507, "rrr", {"a": False, "b": True}),
         (1091, 2136, 1241, "rrr", {"a": False, "b": True}),
-        (21, 21, 58797, "rcr", {"a": False, "b": False}),
+        (511, 1021, 58797, "rcr", {"a": False, "b": False}),
         (561, 8204, 929, "rrr", {"a": False, "b": True}),
         (140, 1858, 30835, "rcr", {"a": False, "b": False}),
     ],

@@ -50,7 +50,6 @@ struct GemmUnalignedSm80 {
   static constexpr bool kDependent = true;
 #endif
   static constexpr int kMaxBlocks = 65535;  // the y and z extents of a grid
-  static constexpr int kMostK = 1 << 30;  // steps beyond the end are counted in 32 bits, too
 
   struct Params {
     Element const* operands[2];
@@ -81,7 +80,7 @@ struct GemmUnalignedSm80 {
   // K is divided among `split_k` thread blocks. `width` is the rows and columns of a tile; 0 is the most.
   static bool can_implement(Args const& args) {
     auto const begins_at = [](void const* at, uint64_t bytes) { return reinterpret_cast<uint64_t>(at) % bytes == 0; };
-    return args.m > 0 && args.n > 0 && args.k > 0 && args.k <= kMostK && args.batch > 0 && args.split_k > 0 &&
+    return args.m > 0 && args.n > 0 && args.k > 0 && args.batch > 0 && args.split_k > 0 &&
            (args.width == 0 || args.width == kLeastTile || args.width == kMostTile) &&
            splits(args) * args.batch <= kMaxBlocks && ceil_div(args.n, tile(args)) <= kMaxBlocks &&
            begins_at(args.a, sizeof(Element)) && begins_at(args.b, kAlongB ? sizeof(Element) : kWordBytes) &&
@@ -144,7 +143,7 @@ struct GemmUnalignedSm80 {
   template <int kTile>
   CUTLASS_DEVICE static void compute(Params const& params, char* shared) {
     // Warps that divide a step; the others have 32 rows each, and half of the columns.
-    constexpr int kStep = step(kTile), kParts = kStep / kPart, kRowWarps = kTile / 32, kColumns = kTile / 2;
+    constexpr int kParts = step(kTile) / kPart, kRowWarps = kTile / 32, kColumns = kTile / 2;
     static_assert(kParts * kRowWarps * 2 * 32 == kThreads);
     Place const place(params);
     int const first = place.split * params.split_steps;
@@ -181,20 +180,20 @@ struct GemmUnalignedSm80 {
     int used = 0, requested = (kStages - 1) * kStageBytes;
     auto const next_of = [](int stage) { return stage == (kStages - 1) * kStageBytes ? 0 : stage + kStageBytes; };
 #pragma unroll 1
-    for (int at = first; at < end; ++at) {
+    for (int step = first; step < end; ++step) {
       wait_for_step();
       __syncthreads();  // the step is there, and the one before has been multiplied
-      if (at + kStages - 1 < end) {
-        a.request(params, to + requested, at + kStages - 1);
-        b.request(params, to + requested, at + kStages - 1);
-        behind.request(params, to + requested, at + kStages - 1);
+      if (step + kStages - 1 < end) {
+        a.request(params, to + requested, step + kStages - 1);
+        b.request(params, to + requested, step + kStages - 1);
+        behind.request(params, to + requested, step + kStages - 1);
       }
       commit();
       if (multiplies) {
         uint32_t words_a[4][4], words_b[kColumns / 8][4];
         of_a.load(shared, used, words_a);
         of_b.load(shared, used, words_b);
-        if (int const of_k = params.k - at * kStep; of_k < kStep) {
+        if (int const of_k = params.k - step * GemmUnalignedSm80::step(kTile); of_k < GemmUnalignedSm80::step(kTile)) {
           of_a.keep(of_k, part, words_a);
           of_b.keep(of_k, part, words_b);
         }
@@ -252,7 +251,8 @@ struct GemmUnalignedSm80 {
       asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes)
                    : "memory");
     } else {
-      asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+      asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes)  // or 0
+                   : "memory");
     }
   }
 
@@ -297,8 +297,8 @@ struct GemmUnalignedSm80 {
       if (!kLong && !by_vectors) first = first % 2 + first / 2 * 8;
       int const x = int(threadIdx.x) % lanes * (bytes / 2);
       extent = min(params.extents[kOperand] - of_tile, kTile);
-      Element const* const at =
-          operand + (kLong ? of_tile * leading + first_step * kStep : of_tile + int64_t(first_step) * kStep * leading);
+      Element const* const at = operand + (kLong ? of_tile * leading + first_step * kStep  // K is contiguous
+                                                 : of_tile + int64_t(first_step) * kStep * leading);
       parity = uint32_t(reinterpret_cast<uint64_t>(at) / 2);
       tile = at;
       to = kOperand * kLinesBytes + first * kLineBytes + (x / 8 ^ exchanged<kLong>(first)) * kVectorBytes + x % 8 * 2;
@@ -409,17 +409,19 @@ struct GemmUnalignedSm80 {
       wanted = is_row && lines.is_shifted && lines.shift_of(params, line()) != 0;
       end_row = lines.end_row;
       has_end = line() == end_row;
-      next = reinterpret_cast<char const*>(lines.tile) + 2 * (line() % kTile * params.leading[kOperand] + last());
+      next = reinterpret_cast<char const*>(lines.tile) +  // two bytes an element
+             2 * (line() % kTile * params.leading[kOperand] + last());
       to = kBehind + (kOperand * kLines + line()) * kWordBytes;
     }
 
     // The element `at` of the step's.
     CUTLASS_DEVICE void store_end(uint32_t stage, int at) const {
       int const of_line = at / kLine * kTile + end_row, word = (at % kLine + (wanted ? 1 : 0)) / 2;
-      uint32_t const to_end =
-          word == kLine / 2
-              ? kBehind + of_line * kWordBytes
-              : of_line * kLineBytes + (word / 4 ^ exchanged<true>(of_line)) * kVectorBytes + word % 4 * kWordBytes;
+      // clang-format off
+      uint32_t const to_end = word == kLine / 2 ? kBehind + of_line * kWordBytes
+                                                : of_line * kLineBytes + (word / 4 ^ exchanged<true>(of_line)) * kVectorBytes +
+                                                      word % 4 * kWordBytes;
+      // clang-format on
       uint32_t const of_b = word == kLine / 2 ? kBehindBytes : kLinesBytes;
       asm volatile("st.shared.u32 [%0], %1;" ::"r"(stage + to_end + (is_b ? of_b : 0)), "r"(end) : "memory");
     }
@@ -458,15 +460,14 @@ struct GemmUnalignedSm80 {
 
     // Of lines along K, takes out what lies behind K, of which `of_k` elements are left.
     CUTLASS_DEVICE static void keep(int of_k, int part, uint32_t (&words)[kEights][4]) {
-      if constexpr (kLong) {
-        int const first = part * kPart + int(threadIdx.x) % 4 * 8;
+      if constexpr (!kLong) return;
+      int const first = part * kPart + int(threadIdx.x) % 4 * 8;
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        int const low = first + 2 * j;
+        uint32_t const kept = (low < of_k ? 0xffffu : 0u) | (low + 1 < of_k ? 0xffff0000u : 0u);
         CUTLASS_PRAGMA_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          int const low = first + 2 * j;
-          uint32_t const kept = (low < of_k ? 0xffffu : 0u) | (low + 1 < of_k ? 0xffff0000u : 0u);
-          CUTLASS_PRAGMA_UNROLL
-          for (int i = 0; i < kEights; ++i) words[i][j] &= kept;
-        }
+        for (int i = 0; i < kEights; ++i) words[i][j] &= kept;
       }
     }
 

@@ -206,8 +206,9 @@ def _notes(
         )
     elif best.key.mainloop in (RAGGED, UNALIGNED):
         if best.width:
-            few = f" and at most {best.swizzle} of the few rows" if best.swizzle > 1 else ""
-            yield f"its tiles have {best.width} rows of weights{few}, told at launch"
+            few = f" of weights and at most {best.swizzle} of the few rows" if best.swizzle > 1 else " of weights"
+            what = few if best.key.mainloop == RAGGED else " and columns"
+            yield f"its tiles have {best.width} rows{what}, told at launch"
         if best.split_k > 1:
             yield f"{best.split_k} thread blocks divide K, told at launch"
     elif best.width:

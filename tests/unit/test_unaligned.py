@@ -1,0 +1,113 @@
+"""Kernels for operands that begin anywhere: their keys, which problems they serve, and their launches."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import fake_table
+from atomr_cutlass import CutlassDtype as D
+from atomr_cutlass import SmArch
+from atomr_cutlass.generator.families import gemm_unaligned_sm80
+from atomr_cutlass.generator.families.gemm_unaligned_sm80 import WIDTHS, cell
+from atomr_cutlass.generator.key import UNALIGNED
+from atomr_cutlass.generator.matrix import cells, family, preset_of, supports
+from atomr_cutlass.generator.render import render
+from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.pipeline import select
+from atomr_cutlass.pipeline.reduction import reduction_of
+from fake_table import H200
+from gemm_problems import dense
+
+
+@pytest.fixture(autouse=True)
+def full_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_table.install(monkeypatch, fake_table.rows_of("full", [SmArch.SM90A]))
+
+
+def test_cells_are_of_their_own_family_and_compile() -> None:
+    found = [key for _, key in gemm_unaligned_sm80.cells(SmArch.SM90A)]
+    assert {key for _, key in cells([SmArch.SM90A]) if key.mainloop == UNALIGNED} == set(found)
+    for key in found:
+        assert supports(key)
+        assert family(key) is gemm_unaligned_sm80.FAMILY
+        assert "_unaligned_" in key.name  # by which launches know that they may choose a width
+        source, name = render(key)
+        assert name in source
+        assert "GemmUnalignedSm80" in source
+        assert preset_of(key) == ("full" if key.d is key.a else None)
+        assert reduction_of(key) is None  # K is divided by the number of tiles
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"arch": SmArch.SM80}, "do not compile for sm_80"),
+        ({"a": D.F32, "b": D.F32, "d": D.F32, "math": "tf32"}, "multiply f16 and bf16"),
+        ({"layout_a": "c"}, "A row-major"),
+        ({"align_a": 8}, "differ in types"),
+        ({"tile": (128, 128, 64)}, "differ in types"),
+    ],
+)
+def test_other_keys_are_refused(changes: dict[str, object], reason: str) -> None:
+    assert reason in supports(dataclasses.replace(cell(SmArch.SM90A, D.BF16, "rc"), **changes)).reason  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [D.BF16, D.F16])
+@pytest.mark.parametrize(
+    ("m", "n", "k", "layouts", "width"),
+    [
+        (71, 71, 71, "rcr", 32),
+        (180, 180, 180, "rrr", 32),
+        (497, 497, 497, "rcr", 32),
+        (519, 519, 519, "rcr", 64),
+        (210, 4125, 212, "rcr", 64),  # K of B is even, N odd
+        (110, 1123, 545, "rcr", 32),
+    ],
+)
+def test_small_products_are_read_as_they_lie(m: int, n: int, k: int, layouts: str, width: int, dtype: D) -> None:
+    chosen = select.choose(GemmSearch(dense(m, n, k, layouts, dtype), H200), backend="prebuilt")
+    assert (chosen.key.mainloop, chosen.width) == (UNALIGNED, width)
+    assert not chosen.formulation.copies
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "layouts"),
+    [
+        (128, 128, 128, "rcr"),  # TMA reads them
+        (71, 71, 72, "rrr"),  # rows of B begin between words
+        (71, 71, 71, "ccr"),
+        (3, 5, (1 << 30) + 1, "rcr"),  # steps are counted in 32 bits
+    ],
+)
+def test_others_are_not(m: int, n: int, k: int, layouts: str) -> None:
+    ranked = select.rank(GemmSearch(dense(m, n, k, layouts), H200))
+    assert ranked
+    found = [each for each in ranked if each.key.mainloop == UNALIGNED and not each.formulation.copies]
+    assert all(each.seconds == float("inf") for each in found)
+
+
+def test_large_products_are_copied() -> None:
+    chosen = select.choose(GemmSearch(dense(2001, 3001, 1001), H200), backend="prebuilt")
+    assert chosen.formulation.copies
+
+
+def test_a_long_k_is_divided() -> None:
+    chosen = select.choose(GemmSearch(dense(60, 61, 20_001), H200), backend="prebuilt")
+    assert chosen.key.mainloop == UNALIGNED
+    assert chosen.split_k > 8
+
+
+def test_launches_are_every_width_and_division() -> None:
+    search = GemmSearch(dense(200, 201, 2001), H200)
+    found = next(each for each in select.rank(search) if each.key.mainloop == UNALIGNED)
+    launches = {(each.split_k, each.width) for each in search.launches(found)}
+    assert {width for _, width in launches} == set(WIDTHS)
+    assert {split for split, _ in launches} >= {1, 2, 4, 8, 16}
+
+
+def test_batch_invariant_calls_are_served_by_others() -> None:
+    ranked = select.rank(GemmSearch(dense(97, 97, 97), H200, batch_invariant=True))
+    assert ranked
+    assert UNALIGNED not in {each.key.mainloop for each in ranked}

@@ -33,7 +33,6 @@ constexpr double kRaggedBlocks = 2;  // thread blocks of a multiprocessor at onc
 // kMaxBlocks, kMostElements and kMostLeading there
 constexpr int64_t kRaggedGrid = 65535, kRaggedElements = int64_t(1) << 34, kRaggedLeading = int64_t(1) << 27;
 constexpr int64_t kUnalignedVector = 8;  // elements
-constexpr int64_t kUnalignedK = int64_t(1) << 30;  // the kernels count steps beyond the end of K in 32 bits, too
 constexpr int64_t kRaggedSplits = 64;  // thread blocks that divide K, at most
 constexpr double kFewNear = 1.6;  // times the fastest division: slower ones are not corrected
 constexpr double kFewRing = 200 * 1024.0;  // about the bytes of a thread block's stages
@@ -923,7 +922,6 @@ Launch Model::unaligned(Kernel const& kernel, Extents const& e, Gpu const& gpu, 
     return leading % 2 == 0 ? c_.UNALIGNED_WORDS_SECONDS : c_.UNALIGNED_SHIFTED_SECONDS;
   };
   Launch best{INFINITY};
-  if (e.k > kUnalignedK) return best;
   for (int64_t const tile : {kernel.tile[0], kernel.tile[0] / 2}) {  // GemmUnalignedSm80::kMostTile and kLeastTile
     int64_t const step_k = kernel.tile[0] * kernel.tile[2] / tile;
     double const tiles = double(ceil_div(e.m, tile)) * double(ceil_div(e.n, tile)) * double(e.batch);

@@ -33,6 +33,8 @@ constexpr double kRaggedBlocks = 2;  // thread blocks of a multiprocessor at onc
 // kMaxBlocks, kMostElements and kMostLeading there
 constexpr int64_t kRaggedGrid = 65535, kRaggedElements = int64_t(1) << 34, kRaggedLeading = int64_t(1) << 27;
 constexpr int64_t kUnalignedVector = 8;  // elements
+// The last element of a row is found by an offset of 32 bits, in bytes (GemmUnalignedSm80::Behind).
+constexpr int64_t kMostUnalignedK = int64_t(1) << 30;
 constexpr int64_t kRaggedSplits = 64;  // thread blocks that divide K, at most
 constexpr double kFewNear = 1.6;  // times the fastest division: slower ones are not corrected
 constexpr double kFewRing = 200 * 1024.0;  // about the bytes of a thread block's stages
@@ -145,7 +147,9 @@ Extents Extents::of(Op op, std::vector<int64_t> const& values) {
   return made;
 }
 
-bool is_few(Kernel const& kernel, int64_t m, int64_t n, int64_t k) {
+bool is_for(Kernel const& kernel, int64_t m, int64_t n, int64_t k) {
+  if (kernel.mainloop == Mainloop::kUnaligned) return k <= kMostUnalignedK;
+  if (!kernel.is_for_few()) return true;
   int64_t const few = turned(kernel, m, n) ? n : m;
   if (kernel.mainloop != Mainloop::kRagged) return few <= kernel.tile[1];
   // Its rows of weights are whole vectors long (GemmRaggedSm80::can_implement).

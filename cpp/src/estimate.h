@@ -222,7 +222,8 @@ class Model {
   bool corrected_;
 };
 
-// Whether D is short enough for a kernel for few rows: in its rows or, with a column-major B, its columns.
-bool is_few(Kernel const& kernel, int64_t m, int64_t n, int64_t k);
+// Whether a kernel is for products of these extents. Of one for few rows D has to be short: in its rows or, with a
+// column-major B, its columns.
+bool is_for(Kernel const& kernel, int64_t m, int64_t n, int64_t k);
 
 }  // namespace atomr_cutlass::estimate

@@ -21,7 +21,7 @@ std::vector<Ranking::Waiting> Ranking::serving(std::vector<std::vector<int64_t>>
     Kernel const& kernel = entries_[pair.entry].kernel;
     std::optional<Extents>& of = read.at(size_t(pair.place));
     if (!of) of = Extents::of(kernel.op, extents[size_t(pair.place)]);
-    if (kernel.is_for_few() && !is_few(kernel, of->m, of->n, of->k)) continue;
+    if (!is_for(kernel, of->m, of->n, of->k)) continue;
     if (of->divided != 0 && model_->slices(kernel, *of, gpu_).empty()) continue;
     made.push_back({pair, &*of, 0.0});
   }

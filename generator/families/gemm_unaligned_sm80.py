@@ -19,9 +19,6 @@ TILE = (64, 64, 64)
 WIDTHS = (64, 32)
 """Rows and columns of a tile that a launch may choose (`width` of its arguments)."""
 
-MOST_K = 1 << 30
-"""The longest K: the last element of a row is found by an offset of 32 bits, in bytes."""
-
 WORD = 2
 """Elements to which the rows of a row-major B are aligned."""
 

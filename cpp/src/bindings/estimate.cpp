@@ -225,8 +225,8 @@ void bind_estimate(py::module_& module) {
       .def(py::init(&read_kernel), py::arg("key"), py::arg("common"), py::arg("shared_bytes"),
            py::arg("widths") = std::pair<int64_t, int64_t>{0, 0})
       .def(
-          "is_few", [](Kernel const& kernel, int64_t m, int64_t n, int64_t k) { return is_few(kernel, m, n, k); },
-          py::arg("m"), py::arg("n"), py::arg("k"), "Whether D is as short as a kernel for few rows needs it.");
+          "is_for", [](Kernel const& kernel, int64_t m, int64_t n, int64_t k) { return is_for(kernel, m, n, k); },
+          py::arg("m"), py::arg("n"), py::arg("k"), "Whether the kernel is for products of these extents.");
   bind_model(module);
   module.attr("SWIZZLES") = py::tuple(py::cast(kSwizzles));
   py::class_<TileList>(module, "TileList", "The tiles that a launch visits.")

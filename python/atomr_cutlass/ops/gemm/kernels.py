@@ -111,11 +111,9 @@ class ProductSearch(KernelSearch[GemmFormulation]):
 
     def rules_of_extents(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:
         """The conditions that follow from the extents, on a kernel that meets `rules`."""
+        suited = estimate.kernel_of(key).is_for(formulation.m, formulation.n, formulation.k)
         is_for_few = key.mainloop in (FEW, RAGGED)
-        suited = not is_for_few or estimate.kernel_of(key).is_few(formulation.m, formulation.n, formulation.k)
-        yield suited, "it is for few rows or columns of D"
-        most_k = gemm_unaligned_sm80.MOST_K
-        yield key.mainloop != UNALIGNED or formulation.k <= most_k, f"it multiplies a K of at most {most_k}"
+        yield suited, "it is for few rows or columns of D" if is_for_few else "K is longer than it counts"
 
     def extents(self, formulation: GemmFormulation) -> tuple[int, ...]:
         bits = settled_bits(formulation) if self.bound else 0

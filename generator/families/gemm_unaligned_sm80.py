@@ -10,6 +10,7 @@ from ..epilogue.lower import LINEAR
 from ..key import COLUMN, ROW, UNALIGNED, KernelKey
 from ..rules import HALF_TYPES, OK, Status, no, supports_gemm
 from .base import FULL, ON_DEMAND, Cell, Family
+from .sm80 import read_anywhere
 
 D = CutlassDtype
 
@@ -32,29 +33,8 @@ def cell(arch: SmArch, a: D, layouts: str, *, d: D | None = None) -> KernelKey:
         layouts: of A and B; A is row-major.
         d: element type of D; None is `a`.
     """
-    return KernelKey(
-        op="gemm",
-        generation="sm80",
-        arch=arch,
-        a=a,
-        b=a,
-        d=d or a,
-        acc=D.F32,
-        layout_a=layouts[0],
-        layout_b=layouts[1],
-        layout_d=ROW,
-        align_a=1,
-        align_b=1 if layouts[1] == COLUMN else WORD,
-        align_d=1,
-        tile=TILE,
-        cluster=(1, 1, 1),
-        warps=(2, 2, 2),
-        stages=4,
-        mainloop=UNALIGNED,
-        epilogue_schedule="",
-        scheduler="identity",
-        swizzle=1,
-    )
+    align_b = 1 if layouts[1] == COLUMN else WORD
+    return read_anywhere(arch, a, layouts, d, mainloop=UNALIGNED, tile=TILE, warps=(2, 2, 2), stages=4, align_b=align_b)
 
 
 def supports(key: KernelKey) -> Status:

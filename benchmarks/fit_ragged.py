@@ -4,7 +4,7 @@
     python ../fit_ragged.py 2026-11-29-h200-ragged-launches.json
     python ../fit_ragged.py --mainloop unaligned 2026-11-29-h200-unaligned-launches.json
 
-`ragged_launches.py` writes such files. Constants that begin with RAGGED, or UNALIGNED, are changed at random, and what
+`ragged_launches.py` writes such files. Constants that begin with the mainloop, such as RAGGED, are changed at random, and what
 is better is kept: the estimate of the best width of each number of thread blocks that divide K should be its time, and
 the launch with the least estimate the fastest. Prints the constants, and what the choice loses. Nothing is launched.
 """
@@ -25,8 +25,8 @@ from fit_estimate import DEVICES
 from atomr_cutlass import _core
 from atomr_cutlass.generator.archs import SmArch
 from atomr_cutlass.generator.dtypes import CutlassDtype
-from atomr_cutlass.generator.families import gemm_ragged_sm80, gemm_unaligned_sm80
-from atomr_cutlass.generator.key import RAGGED, UNALIGNED, shared_memory
+from atomr_cutlass.generator.families import gemm_ragged_sm80, gemm_realigned_sm90, gemm_unaligned_sm80
+from atomr_cutlass.generator.key import RAGGED, REALIGNED, UNALIGNED, shared_memory
 from atomr_cutlass.pipeline import estimate
 from atomr_cutlass.pipeline.devices import Device
 
@@ -38,7 +38,11 @@ SPREAD = 0.15
 """By how much the logarithm of a constant is changed at first; less and less later."""
 
 
-CELL = {RAGGED: gemm_ragged_sm80.cell, UNALIGNED: gemm_unaligned_sm80.cell}
+CELL = {
+    RAGGED: gemm_ragged_sm80.cell,
+    UNALIGNED: gemm_unaligned_sm80.cell,
+    REALIGNED: gemm_realigned_sm90.cell,
+}
 """The key of a kernel for few rows, or for any, by arch, type and layouts."""
 
 

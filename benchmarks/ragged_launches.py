@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
@@ -24,7 +25,7 @@ from harness import QUICK_SECONDS, Burst, alternated, gpu
 from shapes import Shape, draw
 
 import atomr_cutlass as ac
-from atomr_cutlass.generator.key import RAGGED, UNALIGNED
+from atomr_cutlass.generator.key import ANYWHERE, RAGGED
 from atomr_cutlass.ops.gemm.kernels import GemmCandidate, GemmSearch
 from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline import select
@@ -34,6 +35,10 @@ from atomr_cutlass.pipeline.planning import PlanOptions
 AGAIN = 4
 """Launches that are timed again, in turns with the others: the fastest ones."""
 PAUSE_SECONDS = 3e-3
+LEAST_TILE = 64
+"""Rows and columns of the tiles by which thread blocks are counted."""
+THREAD_BLOCKS = 16
+"""Thread blocks of a multiprocessor, at most, where K is divided."""
 TORCH, OTHER = -1, -2
 """The places of the other sides beside those of the launches."""
 
@@ -56,7 +61,11 @@ def measured(shape: Shape, layouts: str, mainloop: str, pool: Pool, device: Devi
     def burst(candidate: GemmCandidate, seconds: float) -> Burst:
         return Burst(planned(from_candidate(problem, candidate, PlanOptions(like=sets[0].a))), sets, seconds)
 
-    launches = list({launch.options: launch for launch in (chosen, *search.launches(chosen))}.values())
+    # Sums of more thread blocks than ever are at once take gigabytes, which the graphs of these timings keep.
+    least_tiles = math.ceil(shape.m / LEAST_TILE) * math.ceil(shape.n / LEAST_TILE) * shape.batch
+    most_splits = max(1, THREAD_BLOCKS * device.multiprocessors // least_tiles)
+    every = (chosen, *(launch for launch in search.launches(chosen) if launch.split_k <= most_splits))
+    launches = list({launch.options: launch for launch in every}.values())
     bursts = {place: burst(launch, QUICK_SECONDS) for place, launch in enumerate(launches)}
     seconds = {place: timed() for place, timed in bursts.items()}
     again = {place: bursts[place] for place in (0, *sorted(seconds, key=seconds.__getitem__)[:AGAIN])}
@@ -83,7 +92,7 @@ def main() -> int:
     """Measures and writes; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="JSON file for the launches")
-    parser.add_argument("--mainloop", choices=(RAGGED, UNALIGNED), default=RAGGED, help="for few rows, or for any")
+    parser.add_argument("--mainloop", choices=ANYWHERE, default=RAGGED, help="for few rows, or for any")
     parser.add_argument("--seed", type=int, default=340, help="of the draw: an even one, since it is fitted to")
     parser.add_argument("--classes", default="few rows=30", help="of shapes, and how many")
     parser.add_argument("--aligned", action="store_true", help="shapes whose rows begin at multiples of 16 bytes")

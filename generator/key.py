@@ -34,7 +34,13 @@ RAGGED = "ragged"
 """The mainloop of kernels for few rows or columns of D whose operands begin anywhere."""
 
 UNALIGNED = "unaligned"
-"""The mainloop of kernels for any D whose operands begin anywhere."""
+"""The mainloop of kernels for small D whose operands begin anywhere."""
+
+REALIGNED = "realigned"
+"""The mainloop of kernels for any D that shift operands which begin anywhere, in shared memory."""
+
+ANYWHERE = (RAGGED, UNALIGNED, REALIGNED)
+"""The mainloops of our own kernels whose operands begin anywhere."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +59,11 @@ class KernelKey:
         tile: thread block tile M, N, K (for sm90: of one CTA; for `2sm` of sm100: of the two that share an MMA).
         cluster: thread block cluster.
         warps: warps along M, N, K (sm80 generation; (0, 0, 0) elsewhere).
-        stages: mainloop stages; 0: as many as shared memory holds (CUTLASS 3.x).
+        stages: mainloop stages; 0: as many as shared memory holds (sm90 on).
         mainloop: `multistage`, `twostage`, `direct`, `ragged` or `unaligned` (sm80); `pingpong`, `cooperative`,
-            `warpspecialized`, `few` or `split` (sm90); `1sm` or `2sm` (sm100).
-        epilogue_schedule: `tma` or `nosmem` (CUTLASS 3.x); empty for sm80.
-        scheduler: `identity` (sm80); `persistent` or `streamk` (CUTLASS 3.x); `fitted` (sm90): persistent, and
+            `warpspecialized`, `few`, `split` or `realigned` (sm90); `1sm` or `2sm` (sm100).
+        epilogue_schedule: `tma` or `nosmem` (CUTLASS 3.x), `dsmem` or `smem` (our own of sm90); empty for sm80.
+        scheduler: `identity` (sm80, realigned); `persistent` or `streamk` (CUTLASS 3.x); `fitted` (sm90): persistent, and
             the launch chooses how many columns a tile has, at most those of `tile`; `sliced` (sm90): persistent, and
             adds up K in slices, one after the other; `grouped`.
         swizzle: thread block swizzle compiled in (sm80); 0 where the scheduler takes it at run time.

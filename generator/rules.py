@@ -9,7 +9,7 @@ from .dtypes import CutlassDtype
 from .epilogue.lower import LINEAR, SCALED, SOURCE, has_tree, is_common, is_gated, operand_kinds, split
 from .epilogue.tree import MATRIX, SCALAR, EpilogueVisitorTree
 from .epilogue.tree import ROW as ROW_KIND
-from .key import COLUMN, DIRECT, RAGGED, ROW, UNALIGNED, KernelKey, turned_layouts
+from .key import ANYWHERE, COLUMN, DIRECT, ROW, KernelKey, turned_layouts
 
 D = CutlassDtype
 
@@ -190,7 +190,7 @@ def is_fallback(key: KernelKey) -> bool:
 
     False for kernels that never use wider loads, whatever the alignment: IEEE fp32, fp64, direct kernels, casts.
     """
-    if key.is_elementwise or key.mainloop in (DIRECT, RAGGED, UNALIGNED) or key.math == "ieee":
+    if key.is_elementwise or key.mainloop in (DIRECT, *ANYWHERE) or key.math == "ieee":
         return False
     single = min(key.align_a, key.align_b) == 1 and key.a is not CutlassDtype.F64
     return single or key.mainloop == "twostage" or key.iterator == "analytic"
@@ -203,7 +203,7 @@ def serves_usual_case(key: KernelKey, fallback: KernelKey) -> bool:
     served = (layouts, turned_layouts(layouts)) if key.a is key.b else (layouts,)
     return (
         not is_fallback(key)
-        and key.mainloop not in (FEW, RAGGED, SPLIT, UNALIGNED)
+        and key.mainloop not in (FEW, SPLIT, *ANYWHERE)
         and key.scheduler != SLICED
         and all(getattr(key, name) == getattr(fallback, name) for name in alike)
         and fallback.layout_a + fallback.layout_b + fallback.layout_d in served

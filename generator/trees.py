@@ -32,7 +32,7 @@ from .epilogue.lower import (
 from .epilogue.tree import MATRIX, EpilogueVisitorTree
 from .families import FAMILIES
 from .families.base import DEFAULT, FULL, SMOKE, Cell
-from .key import COLUMN, RAGGED, UNALIGNED, KernelKey
+from .key import ANYWHERE, COLUMN, KernelKey
 from .rules import COMMON_LAYOUTS, FEW, FP8_TYPES, HALF_TYPES, SLICED, SPLIT, is_fallback
 
 D = CutlassDtype
@@ -142,7 +142,7 @@ def _is_usual(key: KernelKey) -> bool:
     result = {D.I8: D.I32, D.F8E4M3: D.BF16, D.F8E5M2: D.BF16}.get(key.a, key.a)
     layouts = key.convolves or key.layout_a + key.layout_b in COMMON_LAYOUTS
     common = key.op in OPS and key.a is key.b and layouts and key.d is result and narrow == 128
-    special = key.scale_type or key.group_mode or key.mainloop in (FEW, RAGGED, SPLIT, UNALIGNED) or is_fallback(key)
+    special = key.scale_type or key.group_mode or key.mainloop in (FEW, SPLIT, *ANYWHERE) or is_fallback(key)
     scheduled = key.epilogue_schedule != "nosmem" and key.scheduler not in ("streamk", SLICED)
     return common and scheduled and not special and key.epilogue in (LINEAR, SCALED)
 

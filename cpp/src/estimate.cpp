@@ -32,8 +32,9 @@ constexpr int64_t kRaggedVector = 8, kRaggedWindow = 64, kRaggedLeast = 16, kRag
 constexpr double kRaggedBlocks = 2;  // thread blocks of a multiprocessor at once
 // kMaxBlocks, kMostElements and kMostLeading there
 constexpr int64_t kRaggedGrid = 65535, kRaggedElements = int64_t(1) << 34, kRaggedLeading = int64_t(1) << 27;
+constexpr int64_t kGroup = 6;  // thread blocks that divide K, whose sums are added up at once
 constexpr int64_t kUnalignedVector = 8;  // elements
-// The last element of a row is found by an offset of 32 bits, in bytes (GemmUnalignedSm80::Behind).
+// Elements of a row are counted by 32 bits, some in bytes (GemmUnalignedSm80::Behind).
 constexpr int64_t kMostUnalignedK = int64_t(1) << 30;
 constexpr int64_t kRaggedSplits = 64;  // thread blocks that divide K, at most
 constexpr double kFewNear = 1.6;  // times the fastest division: slower ones are not corrected
@@ -148,7 +149,7 @@ Extents Extents::of(Op op, std::vector<int64_t> const& values) {
 }
 
 bool is_for(Kernel const& kernel, int64_t m, int64_t n, int64_t k) {
-  if (kernel.mainloop == Mainloop::kUnaligned) return k <= kMostUnalignedK;
+  if (kernel.mainloop == Mainloop::kUnaligned || kernel.mainloop == Mainloop::kRealigned) return k <= kMostUnalignedK;
   if (!kernel.is_for_few()) return true;
   int64_t const few = turned(kernel, m, n) ? n : m;
   if (kernel.mainloop != Mainloop::kRagged) return few <= kernel.tile[1];
@@ -222,8 +223,8 @@ bool Model::is_corrected(Kernel const& kernel, Extents const& extents) const {
   bool const half = kernel.bits_a == 16 && kernel.mainloop != Mainloop::kFew;
   bool const split = kernel.mainloop == Mainloop::kSplit;
   return corrected_ && kernel.op == Op::kGemm && kernel.generation == Generation::kSm90 && (half || kernel.fp8) &&
-         !split && !kernel.block_scaled && !kernel.stream_k && !kernel.nosmem && extents.batch == 1 &&
-         extents.copied == 0;
+         !split && !kernel.reads_unaligned() && !kernel.block_scaled && !kernel.stream_k && !kernel.nosmem &&
+         extents.batch == 1 && extents.copied == 0;
 }
 
 // What the correction of a launch depends on; kernel_correction.inc has the numbers for these in this order.
@@ -360,6 +361,7 @@ Launch Model::product(Kernel const& kernel, Extents const& extents, Gpu const& g
   if (kernel.mainloop == Mainloop::kFew) return few(kernel, extents, gpu, slices == kInOrder);
   if (kernel.mainloop == Mainloop::kRagged) return ragged(kernel, extents, gpu, slices);
   if (kernel.mainloop == Mainloop::kUnaligned) return unaligned(kernel, extents, gpu, slices);
+  if (kernel.mainloop == Mainloop::kRealigned) return realigned(kernel, extents, gpu, slices);
   if (kernel.mainloop == Mainloop::kSplit) return {split(kernel, extents, gpu)};
   Launch made{0.0, slices};
   if (kernel.generation == Generation::kSm80) {
@@ -948,6 +950,47 @@ Launch Model::unaligned(Kernel const& kernel, Extents const& e, Gpu const& gpu, 
       seconds += c_.UNALIGNED_SPLIT_SECONDS + sums / c_.UNALIGNED_SUMS_BYTES_PER_SECOND;
     }
     if (seconds < best.seconds) best = {seconds, slices, 1, kHeuristic, tile};
+  }
+  return best;
+}
+
+// The same of a kernel that shifts operands in shared memory.
+Launch Model::realigned(Kernel const& kernel, Extents const& e, Gpu const& gpu, int64_t slices) const {
+  double const multiprocessors = double(gpu.multiprocessors), rows = double(kernel.tile[0]);
+  double const read = floor(kernel, e, c_.REALIGNED_DRAM * dram(gpu));
+  auto const shifting = [&](int64_t leading, bool along_k) {
+    if (leading % kUnalignedVector == 0) return 0.0;
+    return along_k ? c_.REALIGNED_SHIFTED_SECONDS : c_.REALIGNED_SHIFTED_ROWS_SECONDS;
+  };
+  double const share = std::min(double(e.m) / rows, 1.0);
+  double const steps = double(ceil_div(ceil_div(e.k, kernel.tile[2]), slices));
+  Launch best{INFINITY};
+  if (double(e.batch) * double(slices) > kRaggedGrid) return best;
+  for (int64_t const width : {kernel.tile[1], kernel.tile[1] / 2}) {  // GemmRealignedSm90::kMostColumns, kLeastColumns
+    double const columns = double(width), area = columns / double(kernel.tile[1]);
+    double const tiles = double(ceil_div(e.m, kernel.tile[0])) * double(ceil_div(e.n, width)) * double(e.batch);
+    double const blocks = tiles * double(slices);
+    double const share_b = std::min(double(e.n) / columns, 1.0);
+    double const work = c_.REALIGNED_SHARED_SECONDS * area + share * shifting(e.lda, true) +
+                        area * (kernel.b_along_k ? share_b : 1.0) * shifting(e.ldb, kernel.b_along_k);
+    // The multiprocessors that have two take the time.
+    double const beside_it = blocks > multiprocessors ? kRaggedBlocks : 1.0;
+    double const waves = std::max(1.0, blocks / (kRaggedBlocks * multiprocessors));
+    double const each = steps * std::max(c_.REALIGNED_STEP_SECONDS, beside_it * work) + c_.REALIGNED_TILE_SECONDS +
+                        beside_it * area * share * c_.REALIGNED_STORED_SECONDS;
+    double const lines = share * rows + share_b * columns;
+    double const loaded = blocks * steps * double(kernel.tile[2]) * 2 * lines;
+    double const busy = (waves + std::ceil(waves)) / 2 * each;
+    double seconds =
+        c_.REALIGNED_LAUNCH_SECONDS + beside(busy, std::max(read, loaded / c_.REALIGNED_L2_BYTES_PER_SECOND));
+    if (slices > 1) {
+      // Those that divide K are added up at once, or by groups, and then these (UnalignedProduct::group).
+      bool const at_once = slices <= kGroup;
+      double const parts = at_once ? double(slices) : 2 * std::sqrt(double(slices));
+      double const sums = share * rows * columns * 4 * parts;
+      seconds += (at_once ? 1 : 2) * c_.REALIGNED_SPLIT_SECONDS + sums / c_.REALIGNED_SUMS_BYTES_PER_SECOND;
+    }
+    if (seconds < best.seconds) best = {seconds, slices, 1, kHeuristic, width};
   }
   return best;
 }

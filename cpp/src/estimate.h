@@ -41,7 +41,7 @@ struct Gpu {
 };
 
 enum class Generation { kSm80, kSm90, kSm100, kSm120 };
-enum class Mainloop { kOther, kFew, kRagged, kUnaligned, kSplit, kPingpong, kTwoSm, kTwoStage };
+enum class Mainloop { kOther, kFew, kRagged, kUnaligned, kRealigned, kSplit, kPingpong, kTwoSm, kTwoStage };
 enum class Math { kDefault, kFast, kIeee, k3xTf32, kOther };
 
 // The properties of a kernel that the model uses: fields of its key.
@@ -77,12 +77,15 @@ struct Kernel {
   }
   // Kernels that request settled operands before the launch before has ended: those of PersistentGemm.
   bool reads_ahead() const {
-    return generation == Generation::kSm90 && op == Op::kGemm && !stream_k && !nosmem && !through_registers();
+    return generation == Generation::kSm90 && op == Op::kGemm && !stream_k && !nosmem && !through_registers() &&
+           !reads_unaligned();
   }
   // Kernels that serve few rows or columns of D alone.
   bool is_for_few() const { return mainloop == Mainloop::kFew || mainloop == Mainloop::kRagged; }
   // Kernels whose operands begin anywhere, and that launch with K divided among thread blocks.
-  bool reads_unaligned() const { return mainloop == Mainloop::kRagged || mainloop == Mainloop::kUnaligned; }
+  bool reads_unaligned() const {
+    return mainloop == Mainloop::kRagged || mainloop == Mainloop::kUnaligned || mainloop == Mainloop::kRealigned;
+  }
   // Kernels that multiply by FFMA and DMMA.
   bool multiplies_alone() const { return generation == Generation::kSm80 && (math == Math::kIeee || f64); }
 };
@@ -201,6 +204,7 @@ class Model {
                                    FewDivision const& made) const;
   Launch ragged(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t slices) const;
   Launch unaligned(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t slices) const;
+  Launch realigned(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t slices) const;
   double split(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const;
   double grouped(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t shared_bytes) const;
   Launch gemv(Kernel const& kernel, Extents const& extents, Gpu const& gpu, int64_t slices) const;

@@ -26,7 +26,8 @@ void check_row(int status, atomr_cutlass_row const* row, char const* doing) {
 void check_width(atomr_cutlass_row const* row, ArgsLayout const& layout, void const* args) {
   ArgsField const* const field = layout.field("width");
   auto const is = [&](char const* kind) { return std::strstr(row->name, kind) != nullptr; };
-  if (field == nullptr || is("_fitted") || is("_few_") || is("_ragged_") || is("_unaligned_")) return;
+  if (field == nullptr) return;
+  if (is("_fitted") || is("_few_") || is("_ragged_") || is("_unaligned_") || is("_realigned_")) return;
   int32_t width = 0;
   std::memcpy(&width, static_cast<char const*>(args) + field->offset, sizeof(width));
   if (width == 0) return;

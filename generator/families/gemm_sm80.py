@@ -215,7 +215,8 @@ def _half_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
             for d in GEMM_OUTPUTS[a, a, "default"]:
                 smoke = a is D.BF16 and d is a
                 tier = DEFAULT if common and d in (a, D.F32) else FULL
-                rare = arch is SmArch.SM90A and not common  # operands are copied first
+                # Kernels that shift operands which begin anywhere are in the places of f16; a column-major A is copied.
+                rare = arch is SmArch.SM90A and (a is D.F16 or not common)
                 yield (
                     SMOKE if smoke and common else ON_DEMAND if rare else tier,
                     _gemm_sm80(arch, a, d, layouts, (1, 1, 1), (64, 64, 32), (2, 2, 1), 2),

@@ -1,4 +1,4 @@
-"""Kernels for operands that begin anywhere, against the reference: any extents, addresses, layouts and divisions of K.
+"""Kernels for any D whose operands begin anywhere, against the reference: any extents, addresses, layouts and divisions of K.
 
 A kernel that the table lacks is compiled where ATOMR_CUTLASS_TEST_JIT is set.
 """
@@ -15,8 +15,8 @@ import pytest
 
 from atomr_cutlass import SmArch
 from atomr_cutlass.arrays import operands
-from atomr_cutlass.generator.families import gemm_unaligned_sm80
-from atomr_cutlass.generator.key import COLUMN
+from atomr_cutlass.generator.families import gemm_realigned_sm90, gemm_unaligned_sm80
+from atomr_cutlass.generator.key import COLUMN, REALIGNED, UNALIGNED
 from atomr_cutlass.ops.gemm.plans import from_candidate
 from atomr_cutlass.pipeline.bindings import settled_operand
 from atomr_cutlass.pipeline.planning import PlanOptions
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
-CELLS = [key for _, key in gemm_unaligned_sm80.cells(SmArch.SM90A)]
+FAMILIES = {UNALIGNED: gemm_unaligned_sm80, REALIGNED: gemm_realigned_sm90}
+CELLS = [key for family in FAMILIES.values() for _, key in family.cells(SmArch.SM90A)]
 
 
 def made(
@@ -73,8 +74,8 @@ def test_any_problem(key: KernelKey) -> None:
             k = k // 2 * 2 + 1 if trial % 3 == 1 else math.ceil(k / 8) * 8
             n = n if trial % 3 == 1 else math.ceil(n / 8) * 8
         beta = rng.choice((0.0, 0.0, -1.5))
-        split = rng.choice((1, 1, 2, 3, 8))
-        batch, width = rng.choice((1, 1, 1, 3)), rng.choice(gemm_unaligned_sm80.WIDTHS)
+        split = rng.choice((1, 1, 2, 3, 8, 30))
+        batch, width = rng.choice((1, 1, 1, 3)), rng.choice(FAMILIES[key.mainloop].WIDTHS)
         plan, arrays, out = made(key, m, n, k, rng, batch=batch, beta=beta, split=split, width=width)
         assert_launches(plan, arrays, out, math_mode=key.math, alpha=0.5 if beta else 1.0, beta=beta)
 
@@ -83,7 +84,7 @@ def test_any_problem(key: KernelKey) -> None:
 def test_every_offset(key: KernelKey) -> None:
     """Both operands begin at each element of a vector, rows of each length against it."""
     rng = random.Random(key.name)
-    for offset, width in itertools.product(range(1, 9), gemm_unaligned_sm80.WIDTHS):
+    for offset, width in itertools.product(range(1, 9), FAMILIES[key.mainloop].WIDTHS):
         for k in range(121, 130):
             a = placed((33, k), key.a, 1, layout=key.layout_a, offset=offset)
             b = placed((k, 130), key.b, 2, layout=key.layout_b, offset=rng.randrange(0, 8, key.align_b), pad=2)
@@ -97,7 +98,7 @@ def test_every_offset(key: KernelKey) -> None:
 @pytest.mark.parametrize("key", CELLS, ids=lambda key: key.name)
 def test_chains_of_launches(key: KernelKey, torch: Any) -> None:
     """Settled operands are read before the launch before has ended, whose sums and counters a next one uses again."""
-    for split, width in itertools.product((1, 4), gemm_unaligned_sm80.WIDTHS):
+    for split, width in itertools.product((1, 4, 13), FAMILIES[key.mainloop].WIDTHS):
         plan, (a, b, _), out = made(key, 70, 131, 801, random.Random(split), split=split, width=width)
         plan(a, b, None, out=out.view)
         wanted = out.view.clone()

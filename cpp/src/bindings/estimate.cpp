@@ -64,6 +64,7 @@ std::shared_ptr<Kernel> read_kernel(py::object const& key, bool common, int64_t 
   made->mainloop = named<Mainloop>({{"few", Mainloop::kFew},
                                     {"ragged", Mainloop::kRagged},
                                     {"unaligned", Mainloop::kUnaligned},
+                                    {"realigned", Mainloop::kRealigned},
                                     {"split", Mainloop::kSplit},
                                     {"pingpong", Mainloop::kPingpong},
                                     {"2sm", Mainloop::kTwoSm},

@@ -12,7 +12,7 @@ from ..checks import check_options
 from ..errors import CutlassError, KernelNotFoundError, UnsupportedError
 from ..generator.archs import SmArch
 from ..generator.epilogue.lower import split
-from ..generator.key import RAGGED, UNALIGNED, KernelKey, shared_memory
+from ..generator.key import ANYWHERE, RAGGED, REALIGNED, KernelKey, shared_memory
 from ..generator.matrix import family, preset_of
 from ..generator.rules import FEW
 from ..jit import kernels
@@ -204,8 +204,10 @@ def _notes(
             f"its tiles have {best.width} rows of weights, and {best.swizzle or ranks} of {ranks} thread blocks of a "
             "cluster share the few rows, told at launch"
         )
-    elif best.key.mainloop in (RAGGED, UNALIGNED):
-        if best.width:
+    elif best.key.mainloop in ANYWHERE:
+        if best.width and best.key.mainloop == REALIGNED:
+            yield f"its tiles have {best.width} columns, told at launch"
+        elif best.width:
             few = f" of weights and at most {best.swizzle} of the few rows" if best.swizzle > 1 else " of weights"
             what = few if best.key.mainloop == RAGGED else " and columns"
             yield f"its tiles have {best.width} rows{what}, told at launch"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..errors import UnsupportedError
 from ..generator.epilogue.lower import base_of, is_common
-from ..generator.key import RAGGED, UNALIGNED, KernelKey, instruction_shape
+from ..generator.key import ANYWHERE, KernelKey, instruction_shape
 from ..generator.rules import SPLIT
 
 VARIABLE = "ATOMR_CUTLASS_BATCH_INVARIANT"
@@ -65,10 +65,10 @@ class BatchInvariant:
 def reduction_of(key: KernelKey) -> Reduction | None:
     """The reduction of a kernel, of one slice where it adds up several; None where its order depends on the rows.
 
-    Stream-K, split and ragged kernels cut K by the number of tiles. Kernels for few rows are launched to add up in the
+    Stream-K and split kernels, and those whose operands begin anywhere, cut K by the number of tiles. Kernels for few rows are launched to add up in the
     order of K (gemm_few_sm90.h).
     """
-    if key.scheduler == "streamk" or key.mainloop in (RAGGED, SPLIT, UNALIGNED):
+    if key.scheduler == "streamk" or key.mainloop in (SPLIT, *ANYWHERE):
         return None
     sm80 = key.generation == "sm80"
     instruction_k = instruction_shape(key)[2] if sm80 else INSTRUCTION_BYTES * 8 // key.a.bits

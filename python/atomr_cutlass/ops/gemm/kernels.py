@@ -16,9 +16,16 @@ from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype
 from ...generator.epilogue import lower
 from ...generator.epilogue.common import common_of, form_of, wider
-from ...generator.families import gemm_few_sm90, gemm_ragged_sm80, gemm_sm80, gemm_sm90, gemm_unaligned_sm80
+from ...generator.families import (
+    gemm_few_sm90,
+    gemm_ragged_sm80,
+    gemm_realigned_sm90,
+    gemm_sm80,
+    gemm_sm90,
+    gemm_unaligned_sm80,
+)
 from ...generator.families.base import DEFAULT
-from ...generator.key import COLUMN, RAGGED, ROW, UNALIGNED, KernelKey, flipped, shared_memory
+from ...generator.key import ANYWHERE, COLUMN, RAGGED, REALIGNED, ROW, UNALIGNED, KernelKey, flipped, shared_memory
 from ...generator.matrix import cells, is_fp4_supported, supports, with_epilogue
 from ...generator.rules import FEW, FP8_TYPES, NOT_GATED, SLICED, Status, gemm_types, supports_layouts, supports_tree
 from ...pipeline import devices, estimate, select
@@ -107,7 +114,7 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         yield aligned, "its alignment is wider than that of the operands"
         line = 128 // first.dtype.bits
         whole = formulation.align_a % line == 0 and formulation.align_b % line == 0
-        yield key.mainloop not in (RAGGED, UNALIGNED) or not whole, "it is for operands that TMA does not read"
+        yield key.mainloop not in ANYWHERE or not whole, "it is for operands that TMA does not read"
 
     def rules_of_extents(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:
         """The conditions that follow from the extents, on a kernel that meets `rules`."""
@@ -146,7 +153,7 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         if candidate.key.mainloop == RAGGED:
             tiles = _ragged_tiles(candidate)
             made = (dataclasses.replace(candidate, swizzle=few, width=width) for few, width in tiles)
-        if candidate.key.mainloop == UNALIGNED:
+        if candidate.key.mainloop in (UNALIGNED, REALIGNED):
             made = (dataclasses.replace(candidate, width=width) for width in self.widths(candidate))
         if candidate.key.mainloop == FEW:
             shares = (IN_ORDER,) if self.batch_invariant else gemm_few_sm90.shares(candidate.key)
@@ -161,6 +168,8 @@ class ProductSearch(KernelSearch[GemmFormulation]):
             return list(dict.fromkeys(width for _, width in _ragged_tiles(candidate)))
         if candidate.key.mainloop == UNALIGNED:
             return gemm_unaligned_sm80.WIDTHS
+        if candidate.key.mainloop == REALIGNED:
+            return gemm_realigned_sm90.WIDTHS
         return gemm_sm90.widths(candidate.key) or super().widths(candidate)
 
     def least(self, candidate: GemmCandidate) -> float:

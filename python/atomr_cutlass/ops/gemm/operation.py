@@ -24,7 +24,7 @@ from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype, ScaleType
 from ...generator.epilogue.lower import SCALED, is_gated, split
 from ...generator.epilogue.tree import EpilogueVisitorTree
-from ...generator.key import RAGGED, UNALIGNED, KernelKey
+from ...generator.key import RAGGED, REALIGNED, UNALIGNED, KernelKey
 from ...generator.matrix import is_supported_for
 from ...generator.members import Members
 from ...generator.rules import FEW, FP8_TYPES, gemm_types
@@ -266,6 +266,8 @@ def sample_shape(key: KernelKey) -> GemmShape:
     m, n, k = key.tile
     if key.mainloop == RAGGED:
         return GemmShape(n + 1, m + 17, 2 * k + 3)
+    if key.mainloop == REALIGNED:
+        return GemmShape(m + 17, n + 17, 2 * k + 3)
     if key.mainloop == UNALIGNED:
         return GemmShape(m + 17, n + 18, 2 * k + 3)
     if key.mainloop == FEW:

@@ -26,7 +26,7 @@ from atomr_cutlass.epilogue import EvtBuilder, validate
 from atomr_cutlass.generator.epilogue import common
 from atomr_cutlass.generator.epilogue.common import COMMON_ACTIVATIONS, COMMON_ROWS
 from atomr_cutlass.generator.epilogue.lower import LINEAR, SCALED, base_of, epilogue_id, is_common
-from atomr_cutlass.generator.key import COLUMN, RAGGED, ROW, UNALIGNED, KernelKey
+from atomr_cutlass.generator.key import COLUMN, RAGGED, REALIGNED, ROW, UNALIGNED, KernelKey
 from atomr_cutlass.generator.matrix import expand
 from atomr_cutlass.generator.rules import FEW, FP8_TYPES, SLICED
 from atomr_cutlass.jit import kernels
@@ -167,7 +167,7 @@ def gemm_shapes(key: KernelKey) -> list[tuple[int, int, int]]:
         whole = (tile_m * cluster_m, tile_n * cluster_n, 4 * tile_k)
     if key.mainloop == RAGGED:  # operands that others read as well are left to them
         return [(2 * tile_n + 3, 3 * tile_m + 5, 5 * tile_k + 1), (tile_n, 2 * tile_m - 1, 4 * tile_k - 1), (1, 9, 9)]
-    if key.mainloop == UNALIGNED:
+    if key.mainloop in (UNALIGNED, REALIGNED):
         return [(2 * tile_m + 3, 2 * tile_n + 2, 5 * tile_k + 1), (tile_m, tile_n, 4 * tile_k - 1), (1, 2, 9)]
     # D has no more rows than the cell serves where that is for few of them.
     rows = tile_n - 3 if key.mainloop == FEW else 2 * tile_m + unit_m

@@ -1,15 +1,15 @@
 // GEMM cells of the sm90 generation whose operands begin anywhere: rows of any length, at any address. TMA reads rows
 // that begin at multiples of 16 bytes; here aligned vectors of 16 bytes come by cp.async as they lie, are shifted where
-// they are in shared memory, and are multiplied by WGMMA. It costs a product of large tiles about as much as the
-// multiplication, and saves the copies into rows of whole vectors that TMA's kernels need.
+// they are in shared memory, and are multiplied by WGMMA. Shifting takes about as long as multiplying,
+// and saves the copies into rows of whole vectors that TMA's kernels need.
 //
 // A tile has 128 rows and 128 or 64 columns, as a launch chooses; a step has 64 elements of K. What a step needs of an
 // operand are lines of 128 bytes: rows along K, or elements of K along 64 columns of a row-major B. A thread owns a
 // line. One along K begins up to a vector behind the first aligned address; what lies before it is in a register from
 // the step before. One across K needs the vector behind it as well.
 //
-// K is divided among thread blocks, which leave their sums in the workspace; the last one to do so adds them up in
-// their order.
+// K is divided among thread blocks, which leave their sums in the workspace; the last ones to do so add them up in
+// their order (unaligned_product.h).
 #pragma once
 
 #include "atomr_cutlass/dependent.h"
@@ -195,7 +195,7 @@ struct GemmRealignedSm90 {
       if (shift != 0) low = load_vector(own_extra(shared));
     }
 
-    // Lines beyond the matrix have anything.
+    // Lines beyond the matrix keep what was there: their products are not stored.
     CUTLASS_DEVICE void request(Stage const& stage, int64_t leading, int left_of_k) {
       int64_t const further = leading * (2 * kBetween);
       int const left = left_of_k - behind;
@@ -401,17 +401,16 @@ struct GemmRealignedSm90 {
         b.request(stage_of(before), params.leading[1], left - (kStages - 1) * kStep);
       }
       commit();
-      {
-        wgmma_fence(values);
-        wgmma_arrive();
-        uint64_t const of_stage = uint64_t(of_stages * (kStageBytes / 16));
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kStep / 16; ++i) {
-          Multiply::multiply(descriptor_a + of_stage + i * 2, descriptor_b + of_stage + i * (kAlongB ? 2 : 128), sums,
-                             add || i > 0);
-        }
-        wgmma_commit();
+      // All of the step, whatever is left of K: with a branch around products the loop took a tenth longer.
+      wgmma_fence(values);
+      wgmma_arrive();
+      uint64_t const of_stage = uint64_t(of_stages * (kStageBytes / 16));
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kStep / 16; ++i) {
+        Multiply::multiply(descriptor_a + of_stage + i * 2, descriptor_b + of_stage + i * (kAlongB ? 2 : 128), sums,
+                           add || i > 0);
       }
+      wgmma_commit();
       add = true;
       of_stages = of_stages + 1 == kStages ? 0 : of_stages + 1;
     }

@@ -1,5 +1,5 @@
-// Products of any extents whose operands begin anywhere, as the kernels for them know them: parameters, tiles, and sums
-// of thread blocks that divide K. A and D are row-major, B may be either.
+// A product of any extents whose operands begin anywhere: its parameters, its tiles, and the sums of thread blocks that
+// divide K. A and D are row-major, B may be either.
 #pragma once
 
 #include "atomr_cutlass/kernel_abi.h"

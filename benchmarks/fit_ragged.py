@@ -4,9 +4,10 @@
     python ../fit_ragged.py 2026-11-29-h200-ragged-launches.json
     python ../fit_ragged.py --mainloop unaligned 2026-11-29-h200-unaligned-launches.json
 
-`ragged_launches.py` writes such files. Constants that begin with the mainloop, such as RAGGED, are changed at random, and what
-is better is kept: the estimate of the best width of each number of thread blocks that divide K should be its time, and
-the launch with the least estimate the fastest. Prints the constants, and what the choice loses. Nothing is launched.
+`ragged_launches.py` writes such files. Constants that begin with the mainloop, such as RAGGED, are changed at random,
+and what is better is kept: the estimate of the best width of each number of thread blocks that divide K should be its
+time, and the launch with the least estimate the fastest. Prints the constants, and what the choice loses. Nothing is
+launched.
 """
 
 from __future__ import annotations

@@ -63,9 +63,9 @@ class KernelKey:
         mainloop: `multistage`, `twostage`, `direct`, `ragged` or `unaligned` (sm80); `pingpong`, `cooperative`,
             `warpspecialized`, `few`, `split` or `realigned` (sm90); `1sm` or `2sm` (sm100).
         epilogue_schedule: `tma` or `nosmem` (CUTLASS 3.x), `dsmem` or `smem` (our own of sm90); empty for sm80.
-        scheduler: `identity` (sm80, realigned); `persistent` or `streamk` (CUTLASS 3.x); `fitted` (sm90): persistent, and
-            the launch chooses how many columns a tile has, at most those of `tile`; `sliced` (sm90): persistent, and
-            adds up K in slices, one after the other; `grouped`.
+        scheduler: `identity` (sm80, realigned); `persistent` or `streamk` (CUTLASS 3.x); `fitted` (sm90): persistent,
+            and the launch chooses how many columns a tile has, at most those of `tile`; `sliced` (sm90): persistent,
+            and adds up K in slices, one after the other; `grouped`.
         swizzle: thread block swizzle compiled in (sm80); 0 where the scheduler takes it at run time.
         math: `default`; for fp32 operands `ieee`, `tf32` or `3xtf32`; for fp8 also `fast` (fast accumulation).
         epilogue: id of the epilogue: `lc` is the linear combination alpha * AB + beta * C, `lc_relu` and so on an

@@ -557,8 +557,9 @@ double Model::bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu
 }
 
 double Model::formula_bound(Kernel const& kernel, Extents const& extents, Gpu const& gpu) const {
-  bool const few_or_split = kernel.mainloop == Mainloop::kFew || kernel.mainloop == Mainloop::kSplit;
-  if (kernel.op != Op::kGemm || kernel.generation == Generation::kSm80 || few_or_split) return 0.0;
+  bool const of_its_own =
+      kernel.mainloop == Mainloop::kFew || kernel.mainloop == Mainloop::kSplit || kernel.reads_unaligned();
+  if (kernel.op != Op::kGemm || kernel.generation == Generation::kSm80 || of_its_own) return 0.0;
   if (extents.divided != 0 && !kernel.sliced) {
     double least = std::numeric_limits<double>::infinity();
     for (int64_t const count : divisions(kernel, extents, gpu)) {

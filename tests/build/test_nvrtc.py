@@ -15,7 +15,12 @@ import pytest
 
 from atomr_cutlass import CompileError, SmArch, _core
 from atomr_cutlass.generator import headers
-from atomr_cutlass.generator.families import gemm_ragged_sm80, gemm_split_sm90, gemm_unaligned_sm80
+from atomr_cutlass.generator.families import (
+    gemm_ragged_sm80,
+    gemm_realigned_sm90,
+    gemm_split_sm90,
+    gemm_unaligned_sm80,
+)
 from atomr_cutlass.generator.key import KernelKey
 from atomr_cutlass.generator.matrix import cells, families, family
 from atomr_cutlass.jit import kernels
@@ -44,6 +49,7 @@ CELLS = {
     "sm90 few rows": _cell("cutlass3x_sm90_tensorop_gemm_bf16_bf16_f32_bf16", "_tnt_", "_few_"),
     "ragged few rows": next(key for _, key in gemm_ragged_sm80.cells(SmArch.SM90A) if key.layout_b == "r"),
     "unaligned": next(key for _, key in gemm_unaligned_sm80.cells(SmArch.SM90A) if key.layout_b == "c"),
+    "sm90 realigned": next(key for _, key in gemm_realigned_sm90.cells(SmArch.SM90A) if key.layout_b == "r"),
     "sm90 split K": next(key for _, key in gemm_split_sm90.cells(SmArch.SM90A) if key.layout_b == "c"),
     "sm90 slices in their order": _cell("cutlass3x_sm90_tensorop_gemm_bf16", "_tnt_", "_sliced_"),
     "sm90 slices of K": _cell("cutlass3x_sm90_tensorop_gemm_bf16_bf16_f32_f32", "_tnn_"),

@@ -1,4 +1,4 @@
-"""Kernels for any D whose operands begin anywhere, against the reference: any extents, addresses, layouts and divisions of K.
+"""Kernels for any D whose operands begin anywhere, against the reference: extents, addresses, layouts, divisions of K.
 
 A kernel that the table lacks is compiled where ATOMR_CUTLASS_TEST_JIT is set.
 """

@@ -24,7 +24,7 @@ from atomr_cutlass import (
 )
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass.arrays.layouts import MatrixSpec
-from atomr_cutlass.generator.key import RAGGED, UNALIGNED
+from atomr_cutlass.generator.key import ANYWHERE
 from atomr_cutlass.generator.matrix import cells
 from atomr_cutlass.generator.rules import FEW, SLICED, SPLIT
 from atomr_cutlass.ops.conv2d.kernels import ConvSearch
@@ -328,9 +328,9 @@ def test_gradients_of_filters_sum_over_images(monkeypatch: pytest.MonkeyPatch) -
 def test_orders_that_depend_on_the_rows_are_none() -> None:
     keys = [key for _, key in cells([SmArch.SM90A]) if key.op == "gemm"]
     unordered = [key for key in keys if reduction_of(key) is None]
-    without = {(key.mainloop in (RAGGED, SPLIT, UNALIGNED), key.scheduler == "streamk") for key in unordered}
+    without = {(key.mainloop in (SPLIT, *ANYWHERE), key.scheduler == "streamk") for key in unordered}
     assert without == {(True, False), (False, True)}
-    ordered = [key for key in keys if key.generation == "sm80" and key.mainloop not in (RAGGED, UNALIGNED)]
+    ordered = [key for key in keys if key.generation == "sm80" and key.mainloop not in ANYWHERE]
     assert all(reduction_of(key) is not None for key in ordered)
 
 

@@ -20,7 +20,7 @@ from generator.families import gemm_sm90
 from generator.families.base import FULL as FULL_TIER
 from generator.families.base import ON_DEMAND
 from generator.families.gemm_sm80 import FP8_ARCHS
-from generator.key import COLUMN, RAGGED, ROW, UNALIGNED, KernelKey, check_unique, instruction_shape
+from generator.key import ANYWHERE, COLUMN, ROW, KernelKey, check_unique, instruction_shape
 from generator.matrix import ARCHS, PRESETS, cells, expand, preset_of, supports
 from generator.render import render
 from generator.rules import BLOCKWISE, COMMON_LAYOUTS, FP8_TYPES, HALF_TYPES, LAYOUTS, gemm_types
@@ -273,7 +273,7 @@ def test_elements_narrower_than_an_async_copy_use_twostage() -> None:
         if (
             key.op == "gemm"
             and key.generation == "sm80"
-            and key.mainloop not in (RAGGED, UNALIGNED)  # they load the words, or vectors, in which elements lie
+            and key.mainloop not in ANYWHERE  # they load the words, or vectors, in which elements lie
             and min(key.align_a * key.a.bits, key.align_b * key.b.bits) < 32
         ):
             assert key.mainloop == "twostage"

@@ -65,8 +65,8 @@ class BatchInvariant:
 def reduction_of(key: KernelKey) -> Reduction | None:
     """The reduction of a kernel, of one slice where it adds up several; None where its order depends on the rows.
 
-    Stream-K and split kernels, and those whose operands begin anywhere, cut K by the number of tiles. Kernels for few rows are launched to add up in the
-    order of K (gemm_few_sm90.h).
+    Stream-K and split kernels, and those whose operands begin anywhere, cut K by the number of tiles. Kernels for few
+    rows are launched to add up in the order of K (gemm_few_sm90.h).
     """
     if key.scheduler == "streamk" or key.mainloop in (SPLIT, *ANYWHERE):
         return None

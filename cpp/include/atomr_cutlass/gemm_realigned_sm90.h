@@ -88,27 +88,10 @@ struct GemmRealignedSm90 {
         "l"(from), "r"(int(wanted))
         : "memory");
   }
-  CUTLASS_DEVICE static void clear(uint32_t to) { store_vector(to, {}); }
-  // A vector of which so many elements are the line's, at least one, and others may come along. One that ends behind
-  // the matrix, at `end`, comes by elements: nothing is read there. (A copy of part of a vector would do, but ptxas
-  // puts its length into the address, which compute-sanitizer takes for one further on.)
-  CUTLASS_DEVICE static void copy_last(uint32_t to, char const* from, int elements, char const* end) {
-    if (from + kVectorBytes <= end) {
-      copy(to, from, true);
-      return;
-    }
-#pragma unroll 1
-    for (int i = 0; i < min(elements, kVector); ++i) {
-      uint16_t const element = *reinterpret_cast<uint16_t const volatile*>(from + 2 * i);
-      asm volatile("st.shared.u16 [%0], %1;" ::"r"(to + 2 * i), "h"(element) : "memory");
-    }
-  }
-  // Where an operand of so many lines and elements of one ends.
-  template <int kOperand>
-  CUTLASS_DEVICE static char const* end_of(Params const& params, int lines, int elements) {
-    Place const place(params);
-    return reinterpret_cast<char const*>(params.operands[kOperand] + place.batch * params.batch_strides[kOperand] +
-                                         (lines - 1) * params.leading[kOperand] + elements);
+  // The first so many elements of the vector, at least none; zeros follow them.
+  CUTLASS_DEVICE static void copy_part(uint32_t to, char const* from, int elements) {
+    int const bytes = 2 * max(0, min(elements, kVector));
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
   }
   CUTLASS_DEVICE static void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
   template <int kUnderWay>
@@ -206,16 +189,15 @@ struct GemmRealignedSm90 {
                                     uint32_t shared) const {
       if (shift == 0) return;
       char const* const begin = line(params, place, of_tile + int(threadIdx.x) - kFirstOwner, first_step * kStep);
-      copy_last(own_extra(shared), aligned(begin), params.k - first_step * kStep + shift,
-                end_of<kOperand>(params, params.extents[kOperand], params.k));
+      copy_part(own_extra(shared), aligned(begin), params.k - first_step * kStep + shift);
     }
     CUTLASS_DEVICE void load_low(uint32_t shared) {
       if (shift != 0) low = load_vector(own_extra(shared));
     }
 
     // Lines beyond the matrix keep what was there: their products are not stored.
-    CUTLASS_DEVICE void request(Params const& params, Stage const& stage, int left_of_k) {
-      int64_t const further = params.leading[kOperand] * (2 * kBetween);
+    CUTLASS_DEVICE void request(Stage const& stage, int64_t leading, int left_of_k) {
+      int64_t const further = leading * (2 * kBetween);
       int const left = left_of_k - behind;
       if (left >= kVector) {
         CUTLASS_PRAGMA_UNROLL
@@ -223,40 +205,22 @@ struct GemmRealignedSm90 {
           copy(stage.lines + to + i * kBetween * kLineBytes, next + i * further, i < lines);
         }
       } else {
-        char const* const end = end_of<kOperand>(params, params.extents[kOperand], params.k);
 #pragma unroll 1
         for (int i = 0; i < lines; ++i) {
-          uint32_t const at = stage.lines + to + i * kBetween * kLineBytes;
-          if (left > 0) {
-            copy_last(at, next + i * further, left, end);
-          } else {
-            clear(at);
-          }
+          copy_part(stage.lines + to + i * kBetween * kLineBytes, next + i * further, left);
         }
       }
       next += kLineBytes;
     }
 
-    // Of the last step, the first half alone where it has all that is left of K. What came along behind K is taken out:
-    // up to seven elements.
+    // Of the last step, the first half alone where it has all that is left of K.
     CUTLASS_DEVICE void realign(Stage const& stage, int left_of_k) {
-      if (shift != 0) {
-        if (left_of_k > kStep / 2) {
-          realign<kVectors>(stage.lines);
-        } else {
-          realign<kVectors / 2>(stage.lines);
-        }
+      if (shift == 0) return;
+      if (left_of_k > kStep / 2) {
+        realign<kVectors>(stage.lines);
+      } else {
+        realign<kVectors / 2>(stage.lines);
       }
-      int const own = int(threadIdx.x) - kFirstOwner, vector = left_of_k / kVector, kept = left_of_k % kVector;
-      if (left_of_k >= kStep || own >= kCount) return;
-      uint32_t const at = stage.lines + kOperand * kOperandBytes + swizzled(own, 0);
-      auto const mask = [&](int word) {
-        return (2 * word < kept ? 0xffffu : 0u) | (2 * word + 1 < kept ? 0xffff0000u : 0u);
-      };
-      uint4 const read = load_vector(at ^ uint32_t(vector * kVectorBytes));
-      store_vector(at ^ uint32_t(vector * kVectorBytes),
-                   {read.x & mask(0), read.y & mask(1), read.z & mask(2), read.w & mask(3)});
-      if (vector + 1 < kVectors) clear(at ^ uint32_t((vector + 1) * kVectorBytes));
     }
     template <int kCountOfVectors>
     CUTLASS_DEVICE void realign(uint32_t lines_of_stage) {
@@ -323,29 +287,23 @@ struct GemmRealignedSm90 {
       return stage.extra + (int(threadIdx.x) - kFirstOwner) * kVectorBytes;
     }
 
-    // Columns beyond the matrix have anything: what is behind a row comes along.
-    CUTLASS_DEVICE void request(Params const& params, Stage const& stage, int left_of_k) {
-      int64_t const leading = params.leading[1], further = leading * (2 * kBetween);
-      // A vector that reaches behind its row ends in one of the next eight.
-      if (left_of_k >= (left >= kVector ? kStep : kStep + kVector)) {
+    CUTLASS_DEVICE void request(Stage const& stage, int64_t leading, int left_of_k) {
+      int64_t const further = leading * (2 * kBetween);
+      if (left >= kVector && left_of_k >= kStep) {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kStep / kBetween; ++i) {
-          copy(stage.lines + to + i * kBetween * kLineBytes, next + i * further, left > 0);
+          copy(stage.lines + to + i * kBetween * kLineBytes, next + i * further, true);
         }
-        if (shift != 0) copy(own_extra(stage), next_extra, left_extra > 0);
       } else {
-        char const* const end = end_of<1>(params, params.k, params.extents[1]);
 #pragma unroll 1
         for (int i = 0; i < kStep / kBetween; ++i) {
-          uint32_t const at = stage.lines + to + i * kBetween * kLineBytes;
-          if (first() + i * kBetween >= left_of_k) {
-            clear(at);
-          } else if (left > 0) {
-            copy_last(at, next + i * further, left, end);
-          }
+          copy_part(stage.lines + to + i * kBetween * kLineBytes, next + i * further,
+                    first() + i * kBetween < left_of_k ? left : 0);
         }
-        bool const is_there = (int(threadIdx.x) - kFirstOwner) % kStep < left_of_k;
-        if (shift != 0 && is_there && left_extra > 0) copy_last(own_extra(stage), next_extra, left_extra, end);
+      }
+      if (shift != 0) {
+        int const own = (int(threadIdx.x) - kFirstOwner) % kStep;
+        copy_part(own_extra(stage), next_extra, own < left_of_k ? left_extra : 0);
       }
       next += leading * (2 * kStep);
       next_extra += leading * (2 * kStep);
@@ -399,8 +357,8 @@ struct GemmRealignedSm90 {
       for (int i = 0; i < kStages - 1; ++i) {
         bool const wanted = first + i < end;
         int const left = params.k - (first + i) * kStep;
-        if (wanted && wants_a) a.request(params, stage_of(i), left);
-        if (wanted && wants_b) b.request(params, stage_of(i), left);
+        if (wanted && wants_a) a.request(stage_of(i), params.leading[0], left);
+        if (wanted && wants_b) b.request(stage_of(i), params.leading[1], left);
         if (pass == 1) commit();
       }
     }
@@ -439,8 +397,8 @@ struct GemmRealignedSm90 {
       __syncthreads();  // it is aligned, and the step before has been multiplied
       int const before = of_stages == 0 ? kStages - 1 : of_stages - 1;
       if (step + kStages - 1 < end) {
-        a.request(params, stage_of(before), left - (kStages - 1) * kStep);
-        b.request(params, stage_of(before), left - (kStages - 1) * kStep);
+        a.request(stage_of(before), params.leading[0], left - (kStages - 1) * kStep);
+        b.request(stage_of(before), params.leading[1], left - (kStages - 1) * kStep);
       }
       commit();
       // All of the step, whatever is left of K: with a branch around products the loop took a tenth longer.

@@ -157,12 +157,12 @@ def test_rows_of_odd_length_are_copied(extents: tuple[int, int, int], layouts: s
 @pytest.mark.parametrize(
     ("m", "n", "k", "layouts", "copied"),
     [
-        (290, 15812, 7571, "rcr", {"a": False, "b": False}),
+        (1290, 15812, 7571, "rcr", {"a": False, "b": False}),
         (4397, 1815, 13507, "rrr", {"a": False, "b": True}),
         (1091, 2136, 1241, "rrr", {"a": False, "b": True}),
-        (511, 1021, 58797, "rcr", {"a": False, "b": False}),
-        (561, 8204, 929, "rrr", {"a": False, "b": True}),
-        (140, 1858, 30835, "rcr", {"a": False, "b": False}),
+        (1511, 2021, 58797, "rcr", {"a": False, "b": False}),
+        (1561, 8204, 1929, "rrr", {"a": False, "b": True}),
+        (1140, 1858, 30835, "rcr", {"a": False, "b": False}),
     ],
 )
 def test_operands_of_odd_k_are_copied(
@@ -177,7 +177,7 @@ def test_operands_of_odd_k_are_copied(
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k", "copied"), [(4096, 2049, 2048, True), (308, 1049, 8016, True), (7, 22113, 1632, False)]
+    ("m", "n", "k", "copied"), [(4096, 2049, 2048, True), (1308, 1049, 8016, True), (7, 22113, 1632, False)]
 )
 def test_products_of_odd_rows_have_copies_where_that_is_faster(
     m: int, n: int, k: int, copied: bool, monkeypatch: pytest.MonkeyPatch

@@ -10,11 +10,13 @@ import pytest
 import fake_table
 from atomr_cutlass import CutlassDtype as D
 from atomr_cutlass import SmArch
+from atomr_cutlass.arrays.layouts import MatrixSpec
 from atomr_cutlass.generator.families import gemm_realigned_sm90, gemm_unaligned_sm80
 from atomr_cutlass.generator.key import REALIGNED, UNALIGNED
 from atomr_cutlass.generator.matrix import cells, family, preset_of, supports
 from atomr_cutlass.generator.render import render
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
+from atomr_cutlass.ops.gemm.problem import formulations
 from atomr_cutlass.pipeline import select
 from atomr_cutlass.pipeline.reduction import reduction_of
 from fake_table import H200
@@ -41,7 +43,7 @@ def test_cells_are_of_their_own_family_and_compile(mainloop: str) -> None:
         source, name = render(key)
         assert name in source
         assert f"Gemm{mainloop.title()}Sm" in source
-        of_preset = "full" if mainloop == UNALIGNED else "default"
+        of_preset = "default" if (mainloop, key.a) == (REALIGNED, D.F16) else "full"
         assert preset_of(key) == (of_preset if key.d is key.a else None)
         assert reduction_of(key) is None  # K is divided by the number of tiles
 
@@ -123,6 +125,21 @@ def test_the_choice_is_the_first_of_all(layouts: str) -> None:
         search = GemmSearch(dense(m, n, k, layouts), H200)
         ranked = select.rank(search)
         assert select.first(search) == ranked[0], (m, n, k)
+
+
+def test_estimates_know_addresses_and_batches_that_begin_between_vectors() -> None:
+    """Aligned rows that follow an address, or batches, which are not aligned, are shifted as odd rows are."""
+    whole = dense(512, 512, 512, "rcr")
+    moved = dataclasses.replace(whole, b=dataclasses.replace(whole.b, alignment=2))
+    steps = {each.extents[4:6] for each in formulations(moved) if not each.swapped}
+    assert {(512, 512)} == {each.extents[4:6] for each in formulations(whole)}
+    assert steps == {(512, 513)}
+    assert {each.extents[4:6] for each in formulations(moved) if each.swapped} == {(513, 512)}
+    strides = (512 * 512 + 2, 512, 1)
+    of_batch = MatrixSpec((3, 512, 512), strides, D.BF16, 16)
+    dense_batch = MatrixSpec((3, 512, 512), (512 * 512, 512, 1), D.BF16, 16)
+    batches = dataclasses.replace(whole, a=of_batch, b=dense_batch, d=dense_batch)
+    assert {each.extents[4:6] for each in formulations(batches) if not each.swapped} == {(514, 512)}
 
 
 def test_large_products_are_copied() -> None:

@@ -195,8 +195,21 @@ class GemmFormulation(NamedTuple):
         for copy in self.copies:
             copied = min(copied + copy.size, MOST)
         divided = self.slices or int(self.divided)
-        extents = self.m, self.n, self.k, self.batch, self.lda, self.ldb, divided, copied
+        extents = self.m, self.n, self.k, self.batch, *self._row_steps(), divided, copied
         return (*extents, 0, len(self.copies)) if len(self.copies) > 1 else extents
+
+    def _row_steps(self) -> tuple[int, int]:
+        """The leading dimensions of A and B, aligned as their rows are: an address or a batch may begin at less."""
+        if self.copies:  # whose rows are aligned, as those of what is not copied are
+            return self.lda, self.ldb
+        specs = (self.problem.b, self.problem.a) if self.swapped else (self.problem.a, self.problem.b)
+        made = []
+        for spec, leading, stride in zip(specs, (self.lda, self.ldb), self.batch_strides, strict=False):
+            bits = spec.dtype.bits
+            begins = math.gcd(spec.alignment * 8, stride * bits if self.batch > 1 else 0, 8 * _TMA_ALIGNMENT)
+            rows = math.gcd(leading * bits, 8 * _TMA_ALIGNMENT)
+            made.append(leading + begins // bits if begins < rows else leading)
+        return made[0], made[1]
 
 
 def formulations(problem: GemmProblem) -> list[GemmFormulation]:

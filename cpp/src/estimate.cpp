@@ -144,6 +144,7 @@ Extents Extents::of(Op op, std::vector<int64_t> const& values) {
     made.copied = values.size() > 7 ? extent(values, 7, 0) : 0;
     made.settled = values.size() > 8 ? values[8] : 0;
     made.copies = values.size() > 9 ? values[9] : int64_t(made.copied > 0);
+    made.begins_a = values.size() > 10 ? values[10] : 0, made.begins_b = values.size() > 11 ? values[11] : 0;
   }
   return made;
 }
@@ -936,7 +937,8 @@ Launch Model::unaligned(Kernel const& kernel, Extents const& e, Gpu const& gpu, 
     if (double(ceil_div(e.n, tile)) > kRaggedGrid || double(e.batch) * double(slices) > kRaggedGrid) continue;
     auto const share = [&](int64_t extent) { return double(std::min(extent, tile)) / double(tile); };
     double const work = c_.UNALIGNED_SHARED_SECONDS * (tile == kernel.tile[0] ? 1.0 : 0.5) +
-                        share(e.m) * loading(e.lda) + share(e.n) * loading(e.ldb);
+                        share(e.m) * loading(std::gcd(e.lda, e.begins_a)) +
+                        share(e.n) * loading(std::gcd(e.ldb, e.begins_b));
     double const beside_it = std::clamp(blocks / multiprocessors, 1.0, kRaggedBlocks);
     double const waves = std::max(1.0, blocks / (kRaggedBlocks * multiprocessors));
     double const area = double(tile * tile) / double(kernel.tile[0] * kernel.tile[1]);
@@ -966,14 +968,16 @@ Launch Model::realigned(Kernel const& kernel, Extents const& e, Gpu const& gpu, 
   double const share = std::min(double(e.m) / rows, 1.0);
   double const steps = double(ceil_div(ceil_div(e.k, kernel.tile[2]), slices));
   Launch best{INFINITY};
-  if (double(e.batch) * double(slices) > kRaggedGrid) return best;
+  // More batches than a grid has take several launches.
+  if (slices > 1 && double(e.batch) * double(slices) > kRaggedGrid) return best;
   for (int64_t const width : {kernel.tile[1], kernel.tile[1] / 2}) {  // GemmRealignedSm90::kMostColumns, kLeastColumns
     double const columns = double(width), area = columns / double(kernel.tile[1]);
     double const tiles = double(ceil_div(e.m, kernel.tile[0])) * double(ceil_div(e.n, width)) * double(e.batch);
     double const blocks = tiles * double(slices);
     double const share_b = std::min(double(e.n) / columns, 1.0);
-    double const work = c_.REALIGNED_SHARED_SECONDS * area + share * shifting(e.lda, true) +
-                        area * (kernel.b_along_k ? share_b : 1.0) * shifting(e.ldb, kernel.b_along_k);
+    double const work =
+        c_.REALIGNED_SHARED_SECONDS * area + share * shifting(std::gcd(e.lda, e.begins_a), true) +
+        area * (kernel.b_along_k ? share_b : 1.0) * shifting(std::gcd(e.ldb, e.begins_b), kernel.b_along_k);
     // The multiprocessors that have two take the time.
     double const beside_it = blocks > multiprocessors ? kRaggedBlocks : 1.0;
     double const waves = std::max(1.0, blocks / (kRaggedBlocks * multiprocessors));

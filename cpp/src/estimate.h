@@ -75,7 +75,8 @@ struct Kernel {
   bool through_registers() const {
     return swapped() || (generation == Generation::kSm90 && bits_a != 16 && !a_along_k);
   }
-  // Kernels that request settled operands before the launch before has ended: those of PersistentGemm.
+  // Kernels that request settled operands before the launch before has ended, and whose estimates know it: those of
+  // PersistentGemm.
   bool reads_ahead() const {
     return generation == Generation::kSm90 && op == Op::kGemm && !stream_k && !nosmem && !through_registers() &&
            !reads_unaligned();
@@ -92,7 +93,8 @@ struct Kernel {
 
 // Extents of a problem as a kernel sees it. Products: m, n, k, batches (of a grouped one groups of expected extents),
 // leading dimensions of A and B, whether K is divided into slices or into how many, bytes of operands that
-// are copied before, the operands that launches before do not write (kernel_abi.h), and copies. Convolutions: the
+// are copied before, the operands that launches before do not write (kernel_abi.h), copies, and elements to which the
+// first rows of A and B are aligned, in all batches, where these are less than a vector (else 0). Convolutions: the
 // implicit GEMM, groups of channels, slices of K, whether the result is cast, channels along K, channels, taps of the
 // filter, pixels, and bytes read and written once.
 struct Extents {
@@ -100,6 +102,7 @@ struct Extents {
   int64_t lda, ldb;
   int64_t divided;  // 1: into as many slices as are best, more: into so many
   int64_t copied, settled, copies;
+  int64_t begins_a, begins_b;
   int64_t split_k, wide, channels, c, taps, pixels, moved;
 
   // Raises std::out_of_range where there are fewer than a problem of a kernel of this operation has.

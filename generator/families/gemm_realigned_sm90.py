@@ -9,7 +9,7 @@ from ..dtypes import CutlassDtype
 from ..epilogue.lower import LINEAR
 from ..key import COLUMN, REALIGNED, ROW, KernelKey
 from ..rules import HALF_TYPES, OK, Status, no, supports_gemm
-from .base import DEFAULT, FULL, ON_DEMAND, Cell, Family, tma_key
+from .base import FULL, ON_DEMAND, Cell, Family, tma_key
 
 D = CutlassDtype
 
@@ -55,8 +55,7 @@ def cells(arch: SmArch) -> Iterator[Cell]:
         return
     for a in HALF_TYPES:
         for layouts in (ROW + COLUMN, ROW + ROW):
-            # bf16 has kernels for single elements in `smoke`.
-            yield DEFAULT if a is D.F16 else FULL, cell(arch, a, layouts)
+            yield FULL, cell(arch, a, layouts)
             yield ON_DEMAND, cell(arch, a, layouts, d=D.F32)
 
 

@@ -215,16 +215,13 @@ def _half_cells(arch: SmArch, fallback: bool) -> Iterator[Cell]:
             for d in GEMM_OUTPUTS[a, a, "default"]:
                 smoke = a is D.BF16 and d is a
                 tier = DEFAULT if common and d in (a, D.F32) else FULL
-                # Kernels that shift operands which begin anywhere are in the places of f16; a column-major A is copied.
-                shifted = arch is SmArch.SM90A and a is D.F16 and d is a
-                rare = shifted or (arch is SmArch.SM90A and not common)
+                rare = arch is SmArch.SM90A and not common  # operands are copied first
                 yield (
                     SMOKE if smoke and common else ON_DEMAND if rare else tier,
                     _gemm_sm80(arch, a, d, layouts, (1, 1, 1), (64, 64, 32), (2, 2, 1), 2),
                 )
                 if (d is a and (common or not fallback)) or (d is D.F32 and common and not fallback):
-                    pairs = ON_DEMAND if shifted and common else FULL
-                    yield pairs, _gemm_sm80(arch, a, d, layouts, (2, 2, 2), (128, 128, 32), (2, 2, 1), 4)
+                    yield FULL, _gemm_sm80(arch, a, d, layouts, (2, 2, 2), (128, 128, 32), (2, 2, 1), 4)
                 if fallback:
                     continue
                 aligned = (8, 8, 128 // d.bits)

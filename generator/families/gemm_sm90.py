@@ -536,15 +536,18 @@ def _fp8_cells() -> Iterator[Cell]:
     for a in FP8_TYPES:
         for b in FP8_TYPES:
             plain, either = a is b is D.F8E4M3, D.F8E4M3 in (a, b)
+            gradients = either and a is D.F8E5M2  # by weights or activations; the other order is rare
             for d in GEMM_OUTPUTS[a, b, "default"]:
                 # cuBLASLt does not multiply e5m2 by e5m2, and gradients, in e5m2, give wide results.
-                usual = d is D.BF16 or (plain and d is not D.F8E5M2) or (either and d is D.F32)
+                usual = d is D.BF16 or (plain and d is D.F8E4M3) or ((plain or gradients) and d is D.F32)
                 first = DEFAULT if plain and d is D.BF16 else FULL
                 yield first if usual else ON_DEMAND, _gemm_sm90(a, d, "rc", *full, b=b, epilogue="scaled")
                 if (d is D.BF16 and either) or (plain and d is D.F8E4M3):
-                    yield first, _gemm_sm90(a, d, "rc", *fast, b=b, math="fast", epilogue="scaled")
+                    of_fast = first if plain or gradients else ON_DEMAND
+                    yield of_fast, _gemm_sm90(a, d, "rc", *fast, b=b, math="fast", epilogue="scaled")
             if either:
-                yield FULL, _gemm_sm90(a, D.BF16, "rc", *full, b=b, scale_granularity=BLOCKWISE)
+                of_blocks = FULL if plain or gradients else ON_DEMAND
+                yield of_blocks, _gemm_sm90(a, D.BF16, "rc", *full, b=b, scale_granularity=BLOCKWISE)
     e4m3 = D.F8E4M3
     yield ON_DEMAND, _gemm_sm90(e4m3, D.BF16, "rc", *full)
     yield ON_DEMAND, _gemm_sm90(e4m3, D.BF16, "rc", *fast, math="fast")

@@ -15,9 +15,10 @@ from atomr_cutlass.generator.families import gemm_realigned_sm90, gemm_unaligned
 from atomr_cutlass.generator.key import REALIGNED, UNALIGNED
 from atomr_cutlass.generator.matrix import cells, family, preset_of, supports
 from atomr_cutlass.generator.render import render
+from atomr_cutlass.ops.gemm import plans
 from atomr_cutlass.ops.gemm.kernels import GemmSearch
 from atomr_cutlass.ops.gemm.problem import formulations
-from atomr_cutlass.pipeline import select
+from atomr_cutlass.pipeline import estimate, select
 from atomr_cutlass.pipeline.reduction import reduction_of
 from fake_table import H200
 from gemm_problems import dense
@@ -43,8 +44,7 @@ def test_cells_are_of_their_own_family_and_compile(mainloop: str) -> None:
         source, name = render(key)
         assert name in source
         assert f"Gemm{mainloop.title()}Sm" in source
-        of_preset = "default" if (mainloop, key.a) == (REALIGNED, D.F16) else "full"
-        assert preset_of(key) == (of_preset if key.d is key.a else None)
+        assert preset_of(key) == ("full" if key.d is key.a else None)
         assert reduction_of(key) is None  # K is divided by the number of tiles
 
 
@@ -131,15 +131,30 @@ def test_estimates_know_addresses_and_batches_that_begin_between_vectors() -> No
     """Aligned rows that follow an address, or batches, which are not aligned, are shifted as odd rows are."""
     whole = dense(512, 512, 512, "rcr")
     moved = dataclasses.replace(whole, b=dataclasses.replace(whole.b, alignment=2))
-    steps = {each.extents[4:6] for each in formulations(moved) if not each.swapped}
-    assert {(512, 512)} == {each.extents[4:6] for each in formulations(whole)}
-    assert steps == {(512, 513)}
-    assert {each.extents[4:6] for each in formulations(moved) if each.swapped} == {(513, 512)}
-    strides = (512 * 512 + 2, 512, 1)
-    of_batch = MatrixSpec((3, 512, 512), strides, D.BF16, 16)
-    dense_batch = MatrixSpec((3, 512, 512), (512 * 512, 512, 1), D.BF16, 16)
-    batches = dataclasses.replace(whole, a=of_batch, b=dense_batch, d=dense_batch)
-    assert {each.extents[4:6] for each in formulations(batches) if not each.swapped} == {(514, 512)}
+    assert {each.extents[8:] for each in formulations(whole)} == {()}
+    assert {(each.swapped, each.extents[8:]) for each in formulations(moved)} == {
+        (False, (0, 0, 8, 1)),
+        (True, (0, 0, 1, 8)),
+    }
+    batch = MatrixSpec((3, 512, 512), (512 * 512, 512, 1), D.BF16, 16)
+    apart = MatrixSpec((3, 512, 512), (512 * 512 + 2, 512, 1), D.BF16, 16)
+    batches = dataclasses.replace(whole, a=apart, b=batch, d=batch)
+    assert {each.extents[8:] for each in formulations(batches) if not each.swapped} == {(0, 0, 2, 8)}
+    kernel = estimate.kernel_of(gemm_realigned_sm90.cell(SmArch.SM90A, D.BF16, "rc"))
+    large = (2048, 2048, 2048, 1, 2048, 2048, 0, 0)
+    plain, between = (
+        estimate.model.launch(kernel, extents, H200, 0, 1).seconds for extents in (large, (*large, 0, 0, 8, 1))
+    )
+    assert between > plain
+
+
+def test_more_batches_than_a_grid_has_are_several_launches() -> None:
+    batch = MatrixSpec((70_000, 17, 17), (289, 17, 1), D.F16, 2)
+    problem = dataclasses.replace(dense(17, 17, 17, "rrr", D.F16), a=batch, b=batch, d=batch)
+    ranked = select.rank(GemmSearch(problem, H200))
+    found = next(each for each in ranked if each.key.mainloop == REALIGNED)
+    assert 0 < found.seconds < 1
+    assert plans.most_batches(found.key) == 65_535
 
 
 def test_large_products_are_copied() -> None:

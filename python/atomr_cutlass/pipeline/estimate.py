@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 Extents: TypeAlias = tuple[int, ...]
 """M, N, K, batches, leading dimensions of A and B, whether K is divided (1) or into how many slices (more), bytes of
-operands that are copied first, and, where an operand is bound, the bits of those that are (`settled` of
-kernel_abi.h), or, where both are copied, 0 and 2; for a convolution those of `ConvSearch.extents`."""
+operands that are copied first, and where they are not 0 the bits of operands that are bound (`settled` of
+kernel_abi.h), copies, and elements to which the first rows of A and B are aligned if that is less than a vector; for a
+convolution those of `ConvSearch.extents`."""
 
 model = _core.TimeModel()
 DIVIDED_MOST_BYTES = int(model.constants["DIVIDED_MOST_BYTES"])

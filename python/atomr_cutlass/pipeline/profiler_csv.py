@@ -22,7 +22,7 @@ from typing import Any
 from ..errors import CutlassError, InvalidOperandError
 from ..generator.archs import SmArch
 from ..generator.dtypes import CutlassDtype
-from ..generator.key import KernelKey, instruction_shape, opcode_class
+from ..generator.key import REALIGNED, KernelKey, instruction_shape, opcode_class
 from ..generator.matrix import cells
 from ..generator.rules import FEW, SPLIT
 from ..jit import files
@@ -127,7 +127,7 @@ def _record(row: Mapping[str, str], names: Mapping[str, list[KernelKey]], gpu: s
 def _raster(row: Mapping[str, str], key: KernelKey, formulation: Any) -> int:
     """The raster order of a row; for CUTLASS's heuristic the one that it chooses, along the shorter side."""
     raster = _RASTERS[row.get("raster_order") or "heuristic"]
-    if raster != HEURISTIC or key.generation != "sm90" or key.mainloop in (FEW, SPLIT):
+    if raster != HEURISTIC or key.generation != "sm90" or key.mainloop in (FEW, SPLIT, REALIGNED):
         return raster
     rows, columns = -(-formulation.m // key.tile[0]), -(-formulation.n // key.tile[1])
     return ALONG_M if columns > rows else ALONG_N

@@ -124,7 +124,8 @@ class ProductSearch(KernelSearch[GemmFormulation]):
 
     def extents(self, formulation: GemmFormulation) -> tuple[int, ...]:
         bits = settled_bits(formulation) if self.bound else 0
-        return (*formulation.extents, bits) if bits else formulation.extents
+        extents = formulation.extents
+        return (*extents[:8], bits, *extents[9:]) if bits else extents
 
     def traits(self, formulation: GemmFormulation) -> Hashable:
         problem = formulation.problem

@@ -21,7 +21,7 @@ from ...errors import InvalidOperandError, UnsupportedError
 from ...generator.archs import SmArch
 from ...generator.dtypes import CutlassDtype, ScaleType
 from ...generator.epilogue.lower import LINEAR, is_gated
-from ...generator.key import ROW, KernelKey
+from ...generator.key import ANYWHERE, ROW, KernelKey
 from ...generator.rules import FEW, FP8_TYPES
 from ...pipeline import devices, reduction
 from ...pipeline.devices import Device
@@ -284,8 +284,7 @@ def from_candidate(
     beta = 0.0 if c is None else "beta"  # nothing to read, whatever a call says
     common |= {"alpha": "alpha", "beta": beta, "scale_d": factors.get("scale_d"), "amax": factors.get("amax")}
     products: list[dict[str, Any]] = []
-    most = helpers.GRID_BATCHES if key.generation == "sm80" else None
-    for count, offsets, at_scale_a, at_scale_b in _launches(scales, formulation, most):
+    for count, offsets, at_scale_a, at_scale_b in _launches(scales, formulation, most_batches(key)):
         at_a, at_b, at_c, at_d, *at_operands = offsets
         args = common | {
             "batch": count,
@@ -353,6 +352,11 @@ def _null_product(candidate: GemmCandidate) -> tuple[dict[str, Any], int]:
     )
     args = {"alpha": 0.0, "k": k, "lda": lda, "ldb": ldb, "batch_stride_a": 0, "batch_stride_b": 0}
     return args, elements * key.a.bits // 8
+
+
+def most_batches(key: KernelKey) -> int | None:
+    """The batches of a launch, at most; None where the kernel walks over them instead of having them in its grid."""
+    return helpers.GRID_BATCHES if key.generation == "sm80" or key.mainloop in ANYWHERE else None
 
 
 def _launches(

@@ -152,6 +152,7 @@ class GemmFormulation(NamedTuple):
         layout_a, layout_b, layout_d: as in a kernel's key.
         lda, ldb, ldc, ldd, batch_strides: in elements; the last of A, B, C and D.
         align_a, align_b, align_d: elements.
+        begins_a, begins_b: elements to which the first rows of A and B are aligned, in all batches.
         problem: the GEMM, with the epilogue of the kernel's key.
         divided: whether the kernel divides K into slices in the accumulator's type, which another kernel adds up.
         slices: the number of slices of K where it is fixed; if the kernel does not divide K, it adds them up itself.
@@ -176,6 +177,8 @@ class GemmFormulation(NamedTuple):
     align_a: int
     align_b: int
     align_d: int
+    begins_a: int
+    begins_b: int
     problem: GemmProblem
     batches: Batches
     divided: bool = False
@@ -195,21 +198,14 @@ class GemmFormulation(NamedTuple):
         for copy in self.copies:
             copied = min(copied + copy.size, MOST)
         divided = self.slices or int(self.divided)
-        extents = self.m, self.n, self.k, self.batch, *self._row_steps(), divided, copied
-        return (*extents, 0, len(self.copies)) if len(self.copies) > 1 else extents
+        extents = self.m, self.n, self.k, self.batch, self.lda, self.ldb, divided, copied
+        begins = (self.begins_a, self.begins_b) if min(self.begins_a, self.begins_b) < self.vector else ()
+        return (*extents, 0, len(self.copies), *begins) if len(self.copies) > 1 or begins else extents
 
-    def _row_steps(self) -> tuple[int, int]:
-        """The leading dimensions of A and B, aligned as their rows are: an address or a batch may begin at less."""
-        if self.copies:  # whose rows are aligned, as those of what is not copied are
-            return self.lda, self.ldb
-        specs = (self.problem.b, self.problem.a) if self.swapped else (self.problem.a, self.problem.b)
-        made = []
-        for spec, leading, stride in zip(specs, (self.lda, self.ldb), self.batch_strides, strict=False):
-            bits = spec.dtype.bits
-            begins = math.gcd(spec.alignment * 8, stride * bits if self.batch > 1 else 0, 8 * _TMA_ALIGNMENT)
-            rows = math.gcd(leading * bits, 8 * _TMA_ALIGNMENT)
-            made.append(leading + begins // bits if begins < rows else leading)
-        return made[0], made[1]
+    @property
+    def vector(self) -> int:
+        """Elements of a vector access, at most."""
+        return 8 * _TMA_ALIGNMENT // self.problem.a.dtype.bits
 
 
 def formulations(problem: GemmProblem) -> list[GemmFormulation]:
@@ -230,7 +226,9 @@ def formulations(problem: GemmProblem) -> list[GemmFormulation]:
             layout_a=view_a.layout, layout_b=view_b.layout, layout_d=view_d.layout,
             lda=view_a.leading, ldb=view_b.leading, ldc=alike[0].leading, ldd=view_d.leading,
             batch_strides=batches.strides[:4], align_a=_alignment(problem.a, view_a, batches, 0),
-            align_b=_alignment(problem.b, view_b, batches, 1), align_d=align_d, problem=problem, batches=batches,
+            align_b=_alignment(problem.b, view_b, batches, 1), align_d=align_d,
+            begins_a=_alignment(problem.a, None, batches, 0), begins_b=_alignment(problem.b, None, batches, 1),
+            problem=problem, batches=batches,
         )  # fmt: skip
         found += [as_it_is, _swapped(as_it_is)]
     return sorted(found, key=lambda formulation: formulation.layout_d != ROW)
@@ -241,14 +239,19 @@ def _swapped(of: GemmFormulation) -> GemmFormulation:
     a, b, *others = of.batch_strides
     return of._replace(
         swapped=True, m=of.n, n=of.m, lda=of.ldb, ldb=of.lda, batch_strides=(b, a, *others), align_a=of.align_b,
-        align_b=of.align_a, layout_a=flipped(of.layout_b), layout_b=flipped(of.layout_a), layout_d=flipped(of.layout_d),
+        align_b=of.align_a, begins_a=of.begins_b, begins_b=of.begins_a, layout_a=flipped(of.layout_b),
+        layout_b=flipped(of.layout_a), layout_d=flipped(of.layout_d),
     )  # fmt: skip
 
 
-def _alignment(spec: MatrixSpec, view: View, batches: Batches, index: int) -> int:
-    """Elements that every vector access of the matrix may span, given its address, strides and extent."""
-    contiguous = spec.shape[-1] if view.layout == ROW else spec.shape[-2]
-    elements = [view.leading, contiguous]
+def _alignment(spec: MatrixSpec, view: View | None, batches: Batches, index: int) -> int:
+    """Elements that every vector access of the matrix may span, given its address, strides and extent.
+
+    Without a view, of the first rows (or columns) of all batches alone.
+    """
+    elements = []
+    if view is not None:
+        elements = [view.leading, spec.shape[-1] if view.layout == ROW else spec.shape[-2]]
     if batches.count > 1:
         elements.append(batches.strides[index])
     elements.extend(offset[index] for offset in batches.offsets)

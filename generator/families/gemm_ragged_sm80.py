@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
-from ..epilogue.lower import LINEAR
 from ..key import COLUMN, RAGGED, ROW, KernelKey
-from ..rules import HALF_TYPES, OK, Status, no, supports_gemm
-from .base import FULL, ON_DEMAND, Cell, Family
-from .sm80 import read_anywhere
+from . import anywhere
+from .base import Family
 
 D = CutlassDtype
 
@@ -34,21 +30,7 @@ def cell(arch: SmArch, a: D, layouts: str, *, d: D | None = None) -> KernelKey:
         d: element type of D; None is `a`.
     """
     warps = (1, 8, 1) if layouts[1] == COLUMN else (1, 1, 8)
-    return read_anywhere(arch, a, layouts, d, mainloop=RAGGED, tile=TILES[layouts[1]], warps=warps, stages=3)
-
-
-def supports(key: KernelKey) -> Status:
-    """Whether a key of this family compiles without spilling."""
-    common = supports_gemm(key, (LINEAR,))
-    if not common:
-        return common
-    if key.a not in HALF_TYPES or key.epilogue != LINEAR:
-        return no("kernels that read few rows from any address multiply f16 and bf16, without a tree")
-    if key.layout_a != ROW:
-        return no("kernels that read few rows from any address need A row-major")
-    if key != cell(key.arch, key.a, key.layout_a + key.layout_b, d=key.d):
-        return no("kernels that read few rows from any address differ in types and the layout of B alone")
-    return OK
+    return anywhere.sm80_key(arch, a, layouts, d, mainloop=RAGGED, tile=TILES[layouts[1]], warps=warps, stages=3)
 
 
 def tiles(key: KernelKey, few: int) -> tuple[tuple[int, int], ...]:
@@ -64,21 +46,15 @@ def tiles(key: KernelKey, few: int) -> tuple[tuple[int, int], ...]:
     return tuple((told, width) for told, rows in sizes.items() for width in WIDTHS if width >= min(2 * rows, WIDTHS[0]))
 
 
-def cells(arch: SmArch) -> Iterator[Cell]:
-    """The cells for one arch."""
-    for a in HALF_TYPES:
-        for layouts in (ROW + COLUMN, ROW + ROW):
-            yield FULL, cell(arch, a, layouts)
-            yield ON_DEMAND, cell(arch, a, layouts, d=D.F32)
-
-
 FAMILY = Family(
     op="gemm",
     generation="sm80",
     archs=(SmArch.SM90A,),
     template="gemm_ragged_sm80",
-    supports=supports,
-    cells=cells,
+    supports=lambda key: anywhere.supports(
+        key, cell, "kernels that read few rows from any address", differ="types and the layout of B"
+    ),
+    cells=lambda arch: anywhere.cells(arch, cell),
     values=lambda _: {},  # but those that all templates share
     compile_seconds=2.5,
     compile_mb=1000,

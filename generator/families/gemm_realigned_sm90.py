@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
-from ..epilogue.lower import LINEAR
-from ..key import COLUMN, REALIGNED, ROW, KernelKey
-from ..rules import HALF_TYPES, OK, Status, no, supports_gemm
-from .base import FULL, ON_DEMAND, Cell, Family, tma_key
+from ..key import REALIGNED, KernelKey
+from . import anywhere
+from .base import Family, tma_key
 
 D = CutlassDtype
 
@@ -35,37 +32,13 @@ def cell(arch: SmArch, a: D, layouts: str, *, d: D | None = None) -> KernelKey:
     )  # fmt: skip
 
 
-def supports(key: KernelKey) -> Status:
-    """Whether a key of this family compiles without spilling."""
-    common = supports_gemm(key, (LINEAR,))
-    if not common:
-        return common
-    if key.a not in HALF_TYPES or key.epilogue != LINEAR:
-        return no("kernels that shift operands multiply f16 and bf16, without a tree")
-    if key.layout_a != ROW:
-        return no("kernels that shift operands need A row-major")
-    if key != cell(key.arch, key.a, key.layout_a + key.layout_b, d=key.d):
-        return no("kernels that shift operands differ in types and layouts alone")
-    return OK
-
-
-def cells(arch: SmArch) -> Iterator[Cell]:
-    """The cells for one arch."""
-    if arch is not SmArch.SM90A:
-        return
-    for a in HALF_TYPES:
-        for layouts in (ROW + COLUMN, ROW + ROW):
-            yield FULL, cell(arch, a, layouts)
-            yield ON_DEMAND, cell(arch, a, layouts, d=D.F32)
-
-
 FAMILY = Family(
     op="gemm",
     generation="sm90",
     archs=(SmArch.SM90A,),
     template="gemm_realigned_sm90",
-    supports=supports,
-    cells=cells,
+    supports=lambda key: anywhere.supports(key, cell, "kernels that shift operands"),
+    cells=lambda arch: anywhere.cells(arch, cell),
     values=lambda _: {},  # but those that all templates share
     compile_seconds=6.0,
     compile_mb=1100,

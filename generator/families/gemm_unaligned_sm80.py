@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ..archs import SmArch
 from ..dtypes import CutlassDtype
-from ..epilogue.lower import LINEAR
-from ..key import COLUMN, ROW, UNALIGNED, KernelKey
-from ..rules import HALF_TYPES, OK, Status, no, supports_gemm
-from .base import FULL, ON_DEMAND, Cell, Family
-from .sm80 import read_anywhere
+from ..key import COLUMN, UNALIGNED, KernelKey
+from . import anywhere
+from .base import Family
 
 D = CutlassDtype
 
@@ -34,29 +30,9 @@ def cell(arch: SmArch, a: D, layouts: str, *, d: D | None = None) -> KernelKey:
         d: element type of D; None is `a`.
     """
     align_b = 1 if layouts[1] == COLUMN else WORD
-    return read_anywhere(arch, a, layouts, d, mainloop=UNALIGNED, tile=TILE, warps=(2, 2, 2), stages=4, align_b=align_b)
-
-
-def supports(key: KernelKey) -> Status:
-    """Whether a key of this family compiles without spilling."""
-    common = supports_gemm(key, (LINEAR,))
-    if not common:
-        return common
-    if key.a not in HALF_TYPES or key.epilogue != LINEAR:
-        return no("kernels that read operands from any address multiply f16 and bf16, without a tree")
-    if key.layout_a != ROW:
-        return no("kernels that read operands from any address need A row-major")
-    if key != cell(key.arch, key.a, key.layout_a + key.layout_b, d=key.d):
-        return no("kernels that read operands from any address differ in types and layouts alone")
-    return OK
-
-
-def cells(arch: SmArch) -> Iterator[Cell]:
-    """The cells for one arch."""
-    for a in HALF_TYPES:
-        for layouts in (ROW + COLUMN, ROW + ROW):
-            yield FULL, cell(arch, a, layouts)
-            yield ON_DEMAND, cell(arch, a, layouts, d=D.F32)
+    return anywhere.sm80_key(
+        arch, a, layouts, d, mainloop=UNALIGNED, tile=TILE, warps=(2, 2, 2), stages=4, align_b=align_b
+    )
 
 
 FAMILY = Family(
@@ -64,8 +40,8 @@ FAMILY = Family(
     generation="sm80",
     archs=(SmArch.SM90A,),
     template="gemm_unaligned_sm80",
-    supports=supports,
-    cells=cells,
+    supports=lambda key: anywhere.supports(key, cell, "kernels that read operands from any address"),
+    cells=lambda arch: anywhere.cells(arch, cell),
     values=lambda _: {},  # but those that all templates share
     compile_seconds=4.0,
     compile_mb=1000,

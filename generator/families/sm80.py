@@ -2,60 +2,8 @@
 
 from __future__ import annotations
 
-from ..archs import SmArch
-from ..dtypes import CutlassDtype
-from ..key import ROW, KernelKey, Triple, instruction_shape, shared_memory
+from ..key import KernelKey, instruction_shape, shared_memory
 from ..rules import OK, Status, no
-
-
-def read_anywhere(
-    arch: SmArch,
-    a: CutlassDtype,
-    layouts: str,
-    d: CutlassDtype | None,
-    *,
-    mainloop: str,
-    tile: Triple,
-    warps: Triple,
-    stages: int,
-    align_b: int = 1,
-) -> KernelKey:
-    """A key of our own kernels for operands that begin anywhere, over mma.sync.
-
-    Args:
-        arch: the compile target.
-        a: element type of A and B.
-        layouts: of A and B.
-        d: element type of D; None is `a`.
-        mainloop: the kernels' own.
-        tile: rows, columns and elements of K of a thread block.
-        warps: along M, N and K.
-        stages: of the mainloop.
-        align_b: elements to which B is aligned; A and D are to single ones.
-    """
-    return KernelKey(
-        op="gemm",
-        generation="sm80",
-        arch=arch,
-        a=a,
-        b=a,
-        d=d or a,
-        acc=CutlassDtype.F32,
-        layout_a=layouts[0],
-        layout_b=layouts[1],
-        layout_d=ROW,
-        align_a=1,
-        align_b=align_b,
-        align_d=1,
-        tile=tile,
-        cluster=(1, 1, 1),
-        warps=warps,
-        stages=stages,
-        mainloop=mainloop,
-        epilogue_schedule="",
-        scheduler="identity",
-        swizzle=1,
-    )
 
 
 def supports_mainloop(key: KernelKey) -> Status:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
-CELLS = [key for _, key in gemm_ragged_sm80.cells(SmArch.SM90A)]
+CELLS = [key for _, key in gemm_ragged_sm80.FAMILY.cells(SmArch.SM90A)]
 
 
 def made(

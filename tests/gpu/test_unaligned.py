@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
 FAMILIES = {UNALIGNED: gemm_unaligned_sm80, REALIGNED: gemm_realigned_sm90}
-CELLS = [key for family in FAMILIES.values() for _, key in family.cells(SmArch.SM90A)]
+CELLS = [key for family in FAMILIES.values() for _, key in family.FAMILY.cells(SmArch.SM90A)]
 
 
 def made(

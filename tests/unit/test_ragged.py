@@ -27,7 +27,7 @@ def full_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cells_are_of_their_own_family_and_compile() -> None:
-    found = [key for _, key in gemm_ragged_sm80.cells(SmArch.SM90A)]
+    found = [key for _, key in gemm_ragged_sm80.FAMILY.cells(SmArch.SM90A)]
     assert {key for _, key in cells([SmArch.SM90A]) if key.mainloop == RAGGED} == set(found)
     for key in found:
         assert supports(key)

@@ -186,7 +186,7 @@ def _copied_f32(formulation: GemmFormulation, *, batch_invariant: bool) -> GemmF
     made: GemmFormulation | None = formulation
     if formulation.layout_a != ROW:
         made = _copy_of(formulation, first=True)
-    if made is not None and made.layout_b == COLUMN and min(made.align_a, made.align_b) < _line(formulation):
+    if made is not None and made.layout_b == COLUMN and min(made.align_a, made.align_b) < formulation.vector:
         made = _copy_of(made, first=False)
         made = None if made is None else made._replace(align_b=1)  # for any N
     return None if made is formulation else made
@@ -197,7 +197,7 @@ def _copied_halves(formulation: GemmFormulation, *, batch_invariant: bool) -> Ge
 
     Copies are contiguous along K, for all kernels; if both are copies, zeros follow up to a K of whole vectors.
     """
-    along_k, line = (formulation.layout_a == ROW, formulation.layout_b == COLUMN), _line(formulation)
+    along_k, line = (formulation.layout_a == ROW, formulation.layout_b == COLUMN), formulation.vector
     aligned, odd_k = (formulation.align_a == line, formulation.align_b == line), formulation.k % line != 0
     # Kernels of presets that add up slices one after the other have a row-major A and D.
     turned = formulation.slices > 0 and formulation.layout_d == ROW and not along_k[0]
@@ -230,18 +230,13 @@ def _copied_along_k(formulation: GemmFormulation) -> GemmFormulation | None:
     return _copy_of(formulation, first=along_k[1])
 
 
-def _line(formulation: GemmFormulation) -> int:
-    """Elements of a vector."""
-    return transpose.VECTOR_BYTES * 8 // formulation.problem.a.dtype.bits
-
-
 def _copy_of(formulation: GemmFormulation, *, first: bool, transposed: bool = True) -> GemmFormulation | None:
     """The formulation with the kernel's first or second operand copied, transposed or with padded rows.
 
     Rows of a copy begin at whole vectors, but it counts as aligned only as far as K is: kernels ask K itself to be a
     multiple of what they load. None where the kernel that copies does not take the operand.
     """
-    dtype, line, strides = formulation.problem.a.dtype, _line(formulation), formulation.batch_strides
+    dtype, line, strides = formulation.problem.a.dtype, formulation.vector, formulation.batch_strides
     if (formulation.align_a if first else formulation.align_b) < transpose.alignment(dtype):
         return None
     extent, source = (formulation.m, formulation.lda) if first else (formulation.n, formulation.ldb)

@@ -112,8 +112,8 @@ class ProductSearch(KernelSearch[GemmFormulation]):
         unaligned = formulation.align_a % key.align_a or formulation.align_b % key.align_b
         aligned = not (unaligned or formulation.align_d % key.align_d)
         yield aligned, "its alignment is wider than that of the operands"
-        line = 128 // first.dtype.bits
-        whole = formulation.align_a % line == 0 and formulation.align_b % line == 0
+        vector = formulation.vector
+        whole = formulation.align_a % vector == 0 and formulation.align_b % vector == 0
         yield key.mainloop not in ANYWHERE or not whole, "it is for operands that TMA does not read"
 
     def rules_of_extents(self, key: KernelKey, formulation: GemmFormulation) -> Iterator[Rule]:
